@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from octavo.memory.values import Int32, Int64, NewBlocks
 from octavo.scheduling.request import Request
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+
+__all__ = ["NO_TOKEN", "PENDING", "Admission", "Executor", "NewBlocks", "StepPlan", "StepResult", "TokenLogprobs"]
 
 PENDING = -1
 """In `StepPlan.token_ids`: the token that this row sampled last, which only the executor knows yet."""
@@ -36,16 +37,6 @@ class Admission:
     sequence_id: int
     request: Request
     outputs: Int32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NewBlocks:
-    """Blocks of one group appended to tables: `tables[rows[i], indices[i]] = slots[i]`."""
-
-    group: int
-    rows: Int32
-    indices: Int32
-    slots: Int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,217 @@
+"""The KV cache: who holds which blocks, and for how long.
+
+Rows are the seats of live sequences. The verbs are all-or-nothing: a `Shortfall` means that
+nothing changed. Owns tables and references; the pool owns slots and slabs; whoever decides what
+to do about a shortfall is the scheduler.
+
+    reserve ----> FILLING ----commit----> READY
+                     |                      |
+                     +-------release--------+----> EMPTY, or DRAINING until `settle(plan)` when a
+                                                   plan that touches the row is still in flight
+
+Invariant (checked by `memory.check`): references of a slot = its occurrences in tables and
+suspensions; 0 <= committed tokens <= room in the row's blocks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.errors import InvariantViolation
+from octavo.memory.layout import Layout
+from octavo.memory.pool import BlockPool
+from octavo.memory.slots import SlotState
+from octavo.memory.tables import BlockTables
+from octavo.memory.values import DEVICE, NOTHING_NEW, Int32, Int64, NewBlocks, Reservation, Shortfall, Suspended
+
+
+class KVCache:
+    def __init__(self, layout: Layout, slabs: int, rows: int, *, contiguous: bool = False) -> None:
+        self.layout = layout
+        self.pool = BlockPool(layout, slabs, contiguous=contiguous)
+        self.rows = rows
+        self.tables = tuple(BlockTables(rows) for _ in layout.groups)
+        self.committed = np.zeros(rows, dtype=np.int64)
+        """Positions of each row that have been computed and learned of."""
+        self.touched = np.full(rows, -1, dtype=np.int64)
+        """Number of the last plan that includes each row."""
+        self.settled = -1
+        """All plans up to this number have completed."""
+        self.suspensions: dict[int, Suspended] = {}
+        self._tickets = 0
+        self._draining: dict[int, list[tuple[int, Int32]]] = {}
+        self._block_tokens = tuple(g.block_tokens for g in layout.groups)
+
+    # -- room ---------------------------------------------------------------------------------
+
+    def room_tokens(self, row: int) -> int:
+        """Positions that the row's blocks can hold."""
+        return min((int(t.counts[row]) * b for t, b in zip(self.tables, self._block_tokens, strict=True) if b), default=0)
+
+    def missing_blocks(self, row: int, upto: int) -> list[int]:
+        """Blocks of each group that the row lacks to hold positions 0 .. upto - 1."""
+        return [
+            max(0, group.blocks_for(upto) - int(table.counts[row]))
+            for group, table in zip(self.layout.groups, self.tables, strict=True)
+        ]
+
+    def max_tokens_per_sequence(self) -> int:
+        """The most positions that one sequence alone could hold in this pool."""
+        low, high = 0, self.pool.slabs * max((g.blocks_per_slab * g.block_tokens for g in self.layout.groups), default=0)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.layout.slabs_for(middle) <= self.pool.slabs:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    # -- verbs --------------------------------------------------------------------------------
+
+    def reserve(self, row: int, upto: int) -> Reservation | Shortfall:
+        """Blocks for positions 0 .. upto - 1 of the row, in all groups, or a `Shortfall`.
+
+        With contiguous allocation the first reservation of a row is its only one.
+        """
+        counts = self.missing_blocks(row, upto)
+        if not any(counts):
+            return NOTHING_NEW
+        if self.pool.contiguous and any(table.counts[row] for table in self.tables):
+            raise InvariantViolation("contiguous-runs", f"row {row} outgrew its run: {upto} positions asked")
+        taken = self.pool.take(counts)
+        if isinstance(taken, Shortfall):
+            return taken
+        return Reservation(
+            tuple(
+                NewBlocks(group, np.full(len(slots), row, dtype=np.int32), self.tables[group].append(row, slots), slots)
+                for group, slots in enumerate(taken)
+                if len(slots)
+            )
+        )
+
+    def reserve_many(self, rows: Int32, upto: Int64) -> Reservation | Shortfall:
+        """`reserve` for all of `rows` (no repeats) together: all of them or none."""
+        needs = []
+        for table, tokens in zip(self.tables, self._block_tokens, strict=True):
+            have = table.counts[rows]
+            short = (upto > have * tokens) if tokens else (have == 0)
+            needs.append(np.flatnonzero(short))
+        if not any(len(need) for need in needs):
+            return NOTHING_NEW
+        missing = [
+            np.maximum(1, -(-upto[need] // tokens) - table.counts[rows[need]]) if tokens else np.ones_like(need)
+            for need, table, tokens in zip(needs, self.tables, self._block_tokens, strict=True)
+        ]
+        taken = self.pool.take([int(m.sum()) for m in missing])
+        if isinstance(taken, Shortfall):
+            return taken
+        return Reservation(
+            tuple(
+                self._append(group, rows[need], more, slots)
+                for group, (need, more, slots) in enumerate(zip(needs, missing, taken, strict=True))
+                if len(slots)
+            )
+        )
+
+    def _append(self, group: int, rows: Int32, missing: Int64, slots: Int32) -> NewBlocks:
+        table = self.tables[group]
+        if len(slots) == len(rows):
+            return NewBlocks(group, rows, table.append_one_each(rows, slots), slots)
+        pieces = np.split(slots, np.cumsum(missing)[:-1])
+        indices = [table.append(int(row), piece) for row, piece in zip(rows, pieces, strict=True)]
+        return NewBlocks(group, np.repeat(rows, missing), np.concatenate(indices), slots)
+
+    def touch(self, rows: Int32, plan: int) -> None:
+        """A plan includes these rows: their slots stay until it completes."""
+        self.touched[rows] = plan
+
+    def commit(self, rows: Int32, upto: Int64) -> None:
+        """Positions below `upto` of each row have been computed; blocks that are full become READY."""
+        before = self.committed[rows]
+        self.committed[rows] = upto
+        for group, tokens in enumerate(self._block_tokens):
+            if not tokens:
+                continue
+            first, last = before // tokens, upto // tokens
+            crossed = np.flatnonzero(last > first)
+            if not len(crossed):
+                continue
+            table = self.tables[group].slots
+            if (last[crossed] - first[crossed] == 1).all():
+                full = table[rows[crossed], first[crossed]]
+            else:
+                full = np.concatenate([table[rows[i], first[i] : last[i]] for i in crossed])
+            self.pool.slots[group].move(full, SlotState.READY)
+
+    def release(self, row: int) -> int:
+        """The row's sequence has left: its blocks lose a reference. Returns how many blocks that was."""
+        touched, released = int(self.touched[row]), 0
+        for group, table in enumerate(self.tables):
+            slots = table.clear(row)
+            self._unreference(group, slots, touched)
+            released += len(slots)
+        self._reset(row)
+        return released
+
+    def suspend(self, row: int) -> Suspended:
+        """Take the row's state out of its tables, whole; the row is empty afterwards."""
+        self._tickets += 1
+        value = Suspended(
+            ticket=self._tickets,
+            tokens=int(self.committed[row]),
+            touched=int(self.touched[row]),
+            slots=tuple(tuple((DEVICE, slot) for slot in table.clear(row).tolist()) for table in self.tables),
+        )
+        self.suspensions[value.ticket] = value
+        self._reset(row)
+        return value
+
+    def resume(self, row: int, value: Suspended) -> Reservation:
+        """Put a suspended state into an empty row, exactly as it was."""
+        self._forget(value)
+        self.committed[row] = value.tokens
+        self.touched[row] = value.touched
+        new = []
+        for group, entries in enumerate(value.slots):
+            slots = np.array([slot for _, slot in entries], dtype=np.int32)
+            if len(slots):
+                indices = self.tables[group].append(row, slots)
+                new.append(NewBlocks(group, np.full(len(slots), row, dtype=np.int32), indices, slots))
+        return Reservation(tuple(new))
+
+    def drop(self, value: Suspended) -> None:
+        """Give up a suspended state."""
+        self._forget(value)
+        for group, entries in enumerate(value.slots):
+            self._unreference(group, np.array([slot for _, slot in entries], dtype=np.int32), value.touched)
+
+    def settle(self, plan: int) -> None:
+        """All plans up to `plan` have completed: what they kept DRAINING is EMPTY."""
+        self.settled = max(self.settled, plan)
+        for number in sorted(number for number in self._draining if number <= self.settled):
+            for group, slots in self._draining.pop(number):
+                self.pool.give(group, slots)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _reset(self, row: int) -> None:
+        self.committed[row] = 0
+        self.touched[row] = -1
+
+    def _forget(self, value: Suspended) -> None:
+        if self.suspensions.pop(value.ticket, None) is not value:
+            raise InvariantViolation("suspensions", f"ticket {value.ticket} was resumed or dropped before")
+
+    def _unreference(self, group: int, slots: Int32, touched: int) -> None:
+        if not len(slots):
+            return
+        refs = self.pool.slots[group].refs
+        refs[slots] -= 1
+        gone = slots[refs[slots] == 0]
+        if not len(gone):
+            return
+        if touched > self.settled:
+            self.pool.drain(group, gone, touched)
+            self._draining.setdefault(touched, []).append((group, gone))
+        else:
+            self.pool.give(group, gone)

@@ -1,0 +1,202 @@
+"""The accounting invariants of the KV cache, each by name.
+
+`check(cache)` raises `InvariantViolation` at the first that does not hold; `INVARIANTS` maps each
+name to its function, which is how `octavo check` runs them one by one. Reads only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from octavo.errors import InvariantViolation
+from octavo.memory.cache import KVCache
+from octavo.memory.pool import NO_OWNER
+from octavo.memory.slots import SlotState
+from octavo.memory.values import Int32, Int64
+
+
+def free_plus_allocated_is_total(cache: KVCache) -> None:
+    """Every slab is either in the free structure, once, or owned by a group: none lost, none twice."""
+    pool = cache.pool
+    free = pool.free.members()
+    owned = np.flatnonzero(pool.owner != NO_OWNER)
+    _require("free-plus-allocated", len(free) == pool.free.count, f"{len(free)} free, counted {pool.free.count}")
+    seen = np.bincount(np.concatenate([free, owned]), minlength=pool.slabs)
+    odd = np.flatnonzero(seen != 1)
+    _require(
+        "free-plus-allocated",
+        not len(odd),
+        f"{len(free)} free + {len(owned)} allocated of {pool.slabs} slabs; slab {_first(odd)} counted {_at(seen, odd)}x",
+    )
+
+
+def free_slots_are_unreferenced(cache: KVCache) -> None:
+    """EMPTY and DRAINING slots have no reference; FILLING and READY ones have at least one."""
+    for group, columns in enumerate(cache.pool.slots):
+        idle = (columns.state == SlotState.EMPTY) | (columns.state == SlotState.DRAINING)
+        odd = np.flatnonzero(idle != (columns.refs == 0))
+        _require(
+            "free-is-unreferenced",
+            not len(odd),
+            f"group {group} slot {_first(odd)}: state {_at(columns.state, odd)}, {_at(columns.refs, odd)} references",
+        )
+
+
+def references_equal_occurrences(cache: KVCache) -> None:
+    """A slot's references are its occurrences in live tables and suspensions, no more and no less."""
+    for group, columns in enumerate(cache.pool.slots):
+        odd = np.flatnonzero(_occurrences(cache, group) != columns.refs)
+        _require(
+            "references-equal-occurrences",
+            not len(odd),
+            f"group {group} slot {_first(odd)}: {_at(columns.refs, odd)} references, "
+            f"{_at(_occurrences(cache, group), odd)} occurrences",
+        )
+
+
+def no_two_writable_blocks_alias(cache: KVCache) -> None:
+    """A FILLING slot stands in exactly one table or suspension."""
+    for group, columns in enumerate(cache.pool.slots):
+        odd = np.flatnonzero((columns.state == SlotState.FILLING) & (_occurrences(cache, group) != 1))
+        _require("no-writable-alias", not len(odd), f"group {group} slot {_first(odd)} is FILLING and shared")
+
+
+def allocated_covers_committed(cache: KVCache) -> None:
+    """Every row has blocks for all positions that it computed; full blocks are READY."""
+    for row in _live_rows(cache):
+        tokens = int(cache.committed[row])
+        for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
+            have = int(table.counts[row])
+            _require(
+                "allocated-covers-committed",
+                have >= layout.blocks_for(tokens) if tokens else True,
+                f"row {row} group {group}: {have} blocks for {tokens} positions",
+            )
+            full = tokens // layout.block_tokens if layout.block_tokens else 0
+            states = cache.pool.slots[group].state[table.row(row)[:full]]
+            _require(
+                "allocated-covers-committed",
+                bool((states == SlotState.READY).all()),
+                f"row {row} group {group}: a full block is not READY",
+            )
+
+
+def bytes_in_use_equal_geometry(cache: KVCache) -> None:
+    """Bytes of referenced blocks are what the layout charges for the blocks in tables and suspensions."""
+    for group, layout in enumerate(cache.layout.groups):
+        columns = cache.pool.slots[group]
+        held = int(np.count_nonzero(columns.refs)) * layout.block_bytes
+        shared = int((columns.refs - 1).clip(min=0).sum())
+        blocks = sum(int(cache.tables[group].counts[row]) for row in range(cache.rows))
+        blocks += sum(len(s.slots[group]) for s in cache.suspensions.values())
+        _require(
+            "bytes-equal-geometry",
+            held == (blocks - shared) * layout.block_bytes,
+            f"group {group}: {held} bytes held, {blocks} blocks of {layout.block_bytes} listed, {shared} shared",
+        )
+
+
+def slabs_are_owned_by_one_group(cache: KVCache) -> None:
+    """Only the owner of a slab has slots in it, `used` counts them, and none is beyond the arena."""
+    pool = cache.pool
+    for group, (columns, per_slab) in enumerate(zip(pool.slots, pool.blocks_per_slab, strict=True)):
+        held = (columns.state != SlotState.EMPTY).reshape(pool.slabs, per_slab).sum(axis=1)
+        owned = pool.owner == group
+        odd = np.flatnonzero(np.where(owned, pool.used, 0) != held)
+        _require(
+            "slab-ownership",
+            not len(odd),
+            f"slab {_first(odd)}: {_at(held, odd)} slots of group {group} in use, owner {_at(pool.owner, odd)}",
+        )
+
+
+def draining_slots_wait_for_a_plan(cache: KVCache) -> None:
+    """A DRAINING slot waits for a plan that has not completed; otherwise it would never come back."""
+    for group, columns in enumerate(cache.pool.slots):
+        draining = columns.state == SlotState.DRAINING
+        odd = np.flatnonzero(draining & (columns.last_plan <= cache.settled))
+        _require("draining-waits", not len(odd), f"group {group} slot {_first(odd)} drains for a completed plan")
+        counted = cache.pool.draining[group]
+        _require("draining-waits", counted == int(draining.sum()), f"group {group}: {counted} counted as draining")
+
+
+def contiguous_tables_are_runs(cache: KVCache) -> None:
+    """Under contiguous allocation every table is one run of neighbouring slots."""
+    if not cache.pool.contiguous:
+        return
+    for row in _live_rows(cache):
+        for table in cache.tables:
+            _require("contiguous-runs", bool((np.diff(table.row(row)) == 1).all()), f"row {row} is in pieces")
+
+
+INVARIANTS: dict[str, Callable[[KVCache], None]] = {
+    "free-plus-allocated": free_plus_allocated_is_total,
+    "free-is-unreferenced": free_slots_are_unreferenced,
+    "references-equal-occurrences": references_equal_occurrences,
+    "no-writable-alias": no_two_writable_blocks_alias,
+    "allocated-covers-committed": allocated_covers_committed,
+    "bytes-equal-geometry": bytes_in_use_equal_geometry,
+    "slab-ownership": slabs_are_owned_by_one_group,
+    "draining-waits": draining_slots_wait_for_a_plan,
+    "contiguous-runs": contiguous_tables_are_runs,
+}
+
+
+def check(cache: KVCache) -> None:
+    """All invariants. Raises `InvariantViolation` naming the first that does not hold."""
+    for invariant in INVARIANTS.values():
+        invariant(cache)
+
+
+def check_rows(cache: KVCache, rows: Int32) -> None:
+    """The part that one step can break, at a cost of what the step touched: rows, their tails, the counts."""
+    for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
+        counts = table.counts[rows]
+        need = -(-cache.committed[rows] // layout.block_tokens) if layout.block_tokens else np.minimum(counts, 1)
+        odd = np.flatnonzero(counts < need)
+        _require("allocated-covers-committed", not len(odd), f"group {group}: row {_at(rows, odd)} lacks blocks")
+        held = rows[counts > 0]
+        tails = table.slots[held, table.counts[held] - 1]
+        refs = cache.pool.slots[group].refs[tails]
+        _require("references-equal-occurrences", bool((refs >= 1).all()), f"group {group}: a tail block is unreferenced")
+    pool = cache.pool
+    owned = int(np.count_nonzero(pool.owner != NO_OWNER))
+    _require(
+        "free-plus-allocated",
+        owned + pool.free.count == pool.slabs,
+        f"{pool.free.count} free + {owned} allocated of {pool.slabs} slabs",
+    )
+
+
+def is_empty(cache: KVCache) -> bool:
+    """True when nothing is held, nothing drains, and every slab is free."""
+    return cache.pool.free.count == cache.pool.slabs and not any(cache.pool.draining)
+
+
+def _occurrences(cache: KVCache, group: int) -> Int64:
+    table = cache.tables[group]
+    inside = np.arange(table.slots.shape[1]) < table.counts[:, None]
+    listed = [table.slots[inside]]
+    listed += [np.array([slot for _, slot in s.slots[group]], dtype=np.int32) for s in cache.suspensions.values()]
+    return np.bincount(np.concatenate(listed), minlength=len(cache.pool.slots[group].refs))
+
+
+def _live_rows(cache: KVCache) -> Iterator[int]:
+    for row in range(cache.rows):
+        if any(table.counts[row] for table in cache.tables):
+            yield row
+
+
+def _require(name: str, holds: bool, detail: str) -> None:
+    if not holds:
+        raise InvariantViolation(name, detail)
+
+
+def _first(indices: Int64) -> int | str:
+    return int(indices[0]) if len(indices) else "-"
+
+
+def _at(values: np.ndarray, indices: Int64) -> int | str:  # type: ignore[type-arg]
+    return int(values[indices[0]]) if len(indices) else "-"

@@ -1,0 +1,164 @@
+"""Slots of all groups on one tier, cut from shared slabs.
+
+Owns which slab belongs to which group and which slots of it are free. A group takes a free slot
+from its fullest slab first, then a free slab; a slab whose last slot is freed goes back to all.
+Does not know sequences: `KVCache` says who holds what.
+
+Invariant: every slab is either free, or owned by one group with at least one slot not EMPTY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.memory.free import FreeRuns, FreeSlabs, FreeStack
+from octavo.memory.layout import Layout
+from octavo.memory.slots import GroupSlots, SlotState
+from octavo.memory.values import Int32, Shortfall
+
+NO_OWNER = -1
+
+
+class BlockPool:
+    def __init__(self, layout: Layout, slabs: int, *, contiguous: bool = False) -> None:
+        self.layout = layout
+        self.slabs = slabs
+        self.contiguous = contiguous
+        self.blocks_per_slab = tuple(g.blocks_per_slab for g in layout.groups)
+        self.slots = tuple(GroupSlots(slabs * n) for n in self.blocks_per_slab)
+        self.owner = np.full(slabs, NO_OWNER, dtype=np.int8)
+        self.used = np.zeros(slabs, dtype=np.int32)
+        """Slots of a slab that are not EMPTY."""
+        self.free: FreeSlabs = FreeRuns(slabs) if contiguous else FreeStack(slabs)
+        self.draining = [0] * len(self.slots)
+        """DRAINING slots, by group."""
+        # Slabs with a free slot, by how full they are; a dict keeps its insertion order.
+        self._partial: tuple[tuple[dict[int, None], ...], ...] = tuple(
+            tuple({} for _ in range(n)) for n in self.blocks_per_slab
+        )
+        self._partial_free = [0] * len(self.slots)
+
+    def available(self, group: int) -> int:
+        """Blocks of this group that could be taken now."""
+        return self._partial_free[group] + self.blocks_per_slab[group] * self.free.count
+
+    def slabs_needed(self, counts: Sequence[int]) -> int:
+        """Free slabs that taking `counts[g]` blocks of each group g would consume."""
+        return _slabs_beyond(counts, self._partial_free, self.blocks_per_slab)
+
+    def shortfall(self, counts: Sequence[int]) -> Shortfall | None:
+        """None when `take(counts)` would succeed."""
+        needed = self.slabs_needed(counts)
+        run = self.free.largest_run() if self.contiguous else None
+        # Two groups of a contiguous pool ask for one run that holds both: sufficient, and simple.
+        if needed <= (self.free.count if run is None else run):
+            return None
+        return Shortfall(needed, self.free.count, draining=self._slabs_from_draining(counts, needed), largest_run=run)
+
+    def _slabs_from_draining(self, counts: Sequence[int], needed: int) -> int:
+        """By how many slabs the need shrinks or the free ones grow once all DRAINING slots are EMPTY."""
+        if not any(self.draining):
+            return 0
+        gained = 0
+        partial_then = list(self._partial_free)
+        for group, per_slab in enumerate(self.blocks_per_slab):
+            draining = (self.slots[group].state == SlotState.DRAINING).reshape(-1, per_slab).sum(axis=1)
+            emptied = (draining > 0) & (draining == self.used)
+            gained += int(np.count_nonzero(emptied))
+            if not self.contiguous:
+                lost = int((per_slab - self.used[emptied]).sum())
+                partial_then[group] += int(draining[~emptied].sum()) - lost
+        return gained + needed - _slabs_beyond(counts, partial_then, self.blocks_per_slab)
+
+    def take(self, counts: Sequence[int]) -> tuple[Int32, ...] | Shortfall:
+        """`counts[g]` slots of each group, moved EMPTY -> FILLING with one reference; all or nothing."""
+        short = self.shortfall(counts)
+        if short is not None:
+            return short
+        return tuple(self._take(group, n) for group, n in enumerate(counts))
+
+    def _take(self, group: int, n: int) -> Int32:
+        if n == 0:
+            return np.empty(0, dtype=np.int32)
+        per_slab = self.blocks_per_slab[group]
+        columns = self.slots[group]
+        if per_slab == 1 or self.contiguous:
+            slabs = self.free.take(-(-n // per_slab))
+            slots = slabs if per_slab == 1 else np.arange(slabs[0] * per_slab, slabs[0] * per_slab + n, dtype=np.int32)
+            self.owner[slabs] = group
+            self.used[slabs] = np.minimum(per_slab, n - np.arange(len(slabs)) * per_slab)
+            columns.move(slots, SlotState.FILLING)
+        else:
+            slots = np.empty(n, dtype=np.int32)
+            for i in range(n):
+                slots[i] = self._take_one(group)
+        columns.refs[slots] = 1
+        return slots
+
+    def _take_one(self, group: int) -> int:
+        per_slab = self.blocks_per_slab[group]
+        buckets = self._partial[group]
+        for used in range(per_slab - 1, 0, -1):
+            if buckets[used]:
+                slab = next(iter(buckets[used]))
+                del buckets[used][slab]
+                break
+        else:
+            slab, used = int(self.free.take(1)[0]), 0
+            self.owner[slab] = group
+            self._partial_free[group] += per_slab
+        first = slab * per_slab
+        slot = first + int(np.argmax(self.slots[group].state[first : first + per_slab] == SlotState.EMPTY))
+        self.slots[group].move(np.array([slot], dtype=np.int32), SlotState.FILLING)
+        self._partial_free[group] -= 1
+        self.used[slab] = used + 1
+        if used + 1 < per_slab:
+            buckets[used + 1][slab] = None
+        return slot
+
+    def drain(self, group: int, slots: Int32, last_plan: int) -> None:
+        """Unreferenced slots -> DRAINING: plans up to `last_plan` may still touch them."""
+        self.slots[group].move(slots, SlotState.DRAINING)
+        self.slots[group].last_plan[slots] = last_plan
+        self.draining[group] += len(slots)
+
+    def give(self, group: int, slots: Int32) -> None:
+        """Unreferenced slots -> EMPTY; a slab left without a slot in use is free for every group."""
+        columns = self.slots[group]
+        self.draining[group] -= int(np.count_nonzero(columns.state[slots] == SlotState.DRAINING))
+        columns.move(slots, SlotState.EMPTY)
+        per_slab = self.blocks_per_slab[group]
+        if per_slab == 1:
+            self.used[slots] = 0
+            self.owner[slots] = NO_OWNER
+            self.free.give(slots)
+            return
+        for slab in (slots // per_slab).tolist():
+            self._give_one(group, slab)
+
+    def _give_one(self, group: int, slab: int) -> None:
+        per_slab = self.blocks_per_slab[group]
+        used = int(self.used[slab])
+        self.used[slab] = used - 1
+        if not self.contiguous:
+            if used < per_slab:
+                del self._partial[group][used][slab]
+            self._partial_free[group] += 1
+        if used > 1:
+            if not self.contiguous:
+                self._partial[group][used - 1][slab] = None
+            return
+        if not self.contiguous:
+            self._partial_free[group] -= per_slab
+        self.owner[slab] = NO_OWNER
+        self.free.give(np.array([slab], dtype=np.int32))
+
+
+def _slabs_beyond(counts: Sequence[int], partial_free: Sequence[int], per_slab: Sequence[int]) -> int:
+    needed = 0
+    for n, have, per in zip(counts, partial_free, per_slab, strict=True):
+        if n > have:
+            needed += -(-(n - have) // per)
+    return needed

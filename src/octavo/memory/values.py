@@ -1,0 +1,72 @@
+"""Values that cross the seams of `memory`: what was reserved, what fell short, what was suspended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewBlocks:
+    """Blocks of one group appended to tables: `tables[rows[i], indices[i]] = slots[i]`."""
+
+    group: int
+    rows: Int32
+    indices: Int32
+    slots: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reservation:
+    """Room was found: the blocks that were appended, one entry per group that grew."""
+
+    new_blocks: tuple[NewBlocks, ...] = ()
+
+
+NOTHING_NEW = Reservation()
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Room was not found and nothing changed. All figures are slabs (blocks, for a one-group model).
+
+    `needed` cannot be met by `free + evictable`; `draining` will be free once plans in flight
+    have completed. `largest_run` is set for contiguous allocation, where `free` may suffice and
+    yet lie in pieces: then the cause is external fragmentation.
+    """
+
+    needed: int
+    free: int
+    evictable: int = 0
+    draining: int = 0
+    largest_run: int | None = None
+
+    @property
+    def waits_for_draining(self) -> bool:
+        """True when completing what is in flight is enough, so that nobody need give way."""
+        return self.draining > 0 and self.needed <= self.free + self.evictable + self.draining
+
+    @property
+    def fragmented(self) -> bool:
+        return self.largest_run is not None and self.needed <= self.free
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """A sequence's state taken out of its tables, whole: partial last block and all.
+
+    `slots[group]` names (tier, slot) for each block in order. It stays allocated until it is
+    resumed or dropped.
+    """
+
+    ticket: int
+    tokens: int
+    touched: int
+    slots: tuple[tuple[tuple[str, int], ...], ...]
