@@ -1,0 +1,29 @@
+"""One choice for each seam, resolved by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.policy.admission import AdmissionPolicy, MaxUtilization, admission_named
+from octavo.policy.allocation import Allocation, Paged, allocation_named
+from octavo.policy.batching import Batching, IterationBatching, batching_named
+from octavo.policy.preemption import LatestLowest, VictimPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    allocation: Allocation = field(default_factory=Paged)
+    batching: Batching = field(default_factory=IterationBatching)
+    admission: AdmissionPolicy = field(default_factory=MaxUtilization)
+    victim: VictimPolicy = field(default_factory=LatestLowest)
+
+    @classmethod
+    def named(
+        cls, *, allocation: str = "paged", batching: str = "iteration", admission: str = "max_utilization"
+    ) -> Policies:
+        """Raises `ConfigError` naming the seam and the known names."""
+        return cls(
+            allocation=allocation_named(allocation),
+            batching=batching_named(batching),
+            admission=admission_named(admission),
+        )

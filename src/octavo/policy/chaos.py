@@ -1,0 +1,42 @@
+"""A seeded random policy for every seam: it may make octavo slow, never wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from octavo.memory.values import Int64
+from octavo.policy.admission import AdmissionView
+from octavo.policy.preemption import Candidate
+
+
+class Chaos:
+    """Random answers within what the protocols allow. One object serves all seams it is given to."""
+
+    name = "chaos"
+    whole_batches = False
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+
+    def admits(self, view: AdmissionView) -> bool:
+        # With nothing running, a refusal would stop the world; that much is asked of any policy.
+        return view.running == 0 or self._random.random() < 0.5
+
+    def victim(self, candidates: Sequence[Candidate]) -> int:
+        return self._random.randrange(len(candidates))
+
+    def split(self, wanted: Int64, budget: int) -> Int64:
+        given = np.zeros_like(wanted)
+        order = np.flatnonzero(wanted)
+        left = budget
+        for index in self._random.sample(order.tolist(), len(order)):
+            if left <= 0:
+                break
+            given[index] = self._random.randint(0, min(int(wanted[index]), left))
+            left -= int(given[index])
+        if len(order) and not given.any():
+            given[order[0]] = 1
+        return given
