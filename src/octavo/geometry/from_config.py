@@ -1,0 +1,149 @@
+"""From the raw JSON of a Hugging Face `config.json` to a `ModelGeometry`, or a refusal naming why.
+
+Owns the way down to the language model inside a larger config, the refusal of what does not
+generate text from its own past, and the choice of the rule that applies. The rules themselves
+are in `attention` and `latent`; what no rule understands is refused, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.errors import ConfigError
+from octavo.geometry.attention import attention_layers
+from octavo.geometry.dtypes import Dtype
+from octavo.geometry.fields import Fields, defaults_table
+from octavo.geometry.kinds import refuse_unruled
+from octavo.geometry.latent import UNDERSTOOD, is_latent, latent_layers
+from octavo.geometry.model import ModelGeometry
+from octavo.geometry.state import LayerState
+
+_NESTED = ("thinker_config", "text_config", "llm_config", "language_config", "llm")
+_ENCODER_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+
+
+def geometry_from_config(config: Mapping[str, Any], kv_dtype: Dtype) -> ModelGeometry:
+    """What each layer of the model described by `config` keeps.
+
+    `config` is the parsed `config.json`; `kv_dtype` the element type in which keys and values
+    are kept. Raises `ConfigError` naming the field where the config is incomplete, contradicts
+    itself or describes a kind of state for which there is no rule.
+    """
+    if not isinstance(config, Mapping):
+        raise ConfigError("config", config, "config.json must hold one JSON object")
+    architecture = _architecture(config)
+    _refuse_encoder_decoder(config, architecture)
+    raw, model_type, path = _language_model(config)
+    _refuse_no_decoder(raw, model_type, architecture)
+    fields = Fields(raw, model_type)
+    layers = _layers(fields, kv_dtype, architecture)
+    return ModelGeometry(
+        model_type=model_type,
+        architecture=architecture,
+        layers=layers,
+        kv_dtype=kv_dtype,
+        hidden_size=fields.required("hidden_size"),
+        num_attention_heads=fields.required("num_attention_heads"),
+        vocab_size=fields.integer("vocab_size"),
+        intermediate_size=_intermediate_size(fields),
+        context_length=fields.integer("max_position_embeddings"),
+        notes=_notes(fields, path, layers),
+    )
+
+
+def language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model: the config itself for a plain one."""
+    return _language_model(config)[0]
+
+
+def _layers(fields: Fields, kv_dtype: Dtype, architecture: str) -> tuple[LayerState, ...]:
+    if is_latent(fields):
+        refuse_unruled(fields, architecture, UNDERSTOOD)
+        return latent_layers(fields, kv_dtype)
+    refuse_unruled(fields, architecture)
+    return attention_layers(fields, kv_dtype)
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if names is None:
+        return ""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ConfigError("architectures", names, "must be a list of class names")
+    return names[0] if names else ""
+
+
+def _language_model(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str, str]:
+    """The innermost language-model config, its model type, and the path taken, for example `text_config`."""
+    raw, path = config, ""
+    model_type = _model_type(config, defaults_table()["architectures"].get(_architecture(config), ""))
+    while True:
+        name = next((n for n in _NESTED if isinstance(raw.get(n), Mapping) and raw[n]), None)
+        wrapper = defaults_table()["wrappers"].get(model_type)
+        if name is None:
+            # a wrapper without the nested part: its fields stand beside it, in the older flat form
+            return raw, (wrapper or model_type), path
+        raw = raw[name]
+        path = f"{path}.{name}" if path else name
+        model_type = _model_type(raw, wrapper or "")
+
+
+def _model_type(raw: Mapping[str, Any], default: str) -> str:
+    value = raw.get("model_type")
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise ConfigError("model_type", value, "must be a string")
+    return value
+
+
+def _refuse_encoder_decoder(config: Mapping[str, Any], architecture: str) -> None:
+    if config.get("is_encoder_decoder") is True:
+        raise ConfigError(
+            "is_encoder_decoder", True, f"{architecture or 'this model'} has an encoder; only decoders are served"
+        )
+
+
+def _refuse_no_decoder(raw: Mapping[str, Any], model_type: str, architecture: str) -> None:
+    """Encoders, encoder-decoders and what makes no text at all, refused by name."""
+    not_decoders: Mapping[str, str] = defaults_table()["not_decoders"]
+    if model_type in not_decoders and raw.get("is_decoder") is not True:
+        raise ConfigError(
+            "model_type", model_type, f"is {not_decoders[model_type]}; only decoders that generate text are served"
+        )
+    if architecture.endswith(_ENCODER_HEADS):
+        raise ConfigError("architectures", architecture, "does not generate text; use a ...ForCausalLM checkpoint")
+    if raw.get("use_bidirectional_attention") in (True, "all"):
+        raise ConfigError(
+            "use_bidirectional_attention",
+            raw["use_bidirectional_attention"],
+            "every token reads later ones too: an encoder, which is not served",
+        )
+
+
+def _intermediate_size(fields: Fields) -> int | None:
+    """Feed-forward width per token: the dense one, or all experts of a token together, whichever is wider."""
+    dense = fields.get("intermediate_size")
+    widths = [dense] if isinstance(dense, int) and not isinstance(dense, bool) and dense > 0 else []
+    experts = fields.integer("num_experts_per_tok", low=0) or 0
+    expert_width = fields.integer("moe_intermediate_size") or (widths[0] if widths else None)
+    if experts and expert_width:
+        widths.append(experts * expert_width)
+    return max(widths, default=None)
+
+
+def _notes(fields: Fields, path: str, layers: tuple[LayerState, ...]) -> tuple[str, ...]:
+    notes: list[str] = []
+    if path:
+        notes.append(f"geometry read from {path} (model_type {fields.model_type or 'not given'})")
+    if raw_type := fields.model_type if fields.raw.get("model_type") is None and not path else "":
+        notes.append(f"the config names no model_type; taken as {raw_type!r} from its architecture")
+    if not fields.known:
+        notes.append(f"model_type {fields.model_type!r} is not in the table of defaults: every figure is the file's own")
+    borrowed = sum(1 for state in layers if type(state).__name__ == "Borrowed")
+    if borrowed:
+        notes.append(f"{borrowed} layers read another layer's state and keep none of their own")
+    if fields.flag("new_decoder_architecture"):
+        notes.append("Transformers keeps these keys once per query head; the figure is what is needed")
+    return tuple(notes)
