@@ -1,0 +1,112 @@
+"""What happened, as values. Metrics, traces, the front end and tests are folds over this stream.
+
+`StepTokens` is columnar: one event a step, whatever the number of running sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo.memory.values import Int32, Int64
+from octavo.scheduling.plan import TokenLogprobs
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+Resource = Literal["none", "kv_blocks", "token_budget", "sequence_limit", "compute"]
+"""What bound a step: `compute` when nothing waits, `none` when work waits and nothing bound it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What one request cost; the names are those of responses, logs and benchmark rows. Times in seconds."""
+
+    request_id: str
+    choice: int
+    input_tokens: int
+    cached_tokens: dict[str, int]
+    """Prompt tokens not recomputed, by tier."""
+    output_tokens: int
+    allocated_blocks: dict[str, int]
+    """Peak, by group."""
+    attention_mode: str
+    cache_dtype: str
+    queue_time: float
+    """Arrival to first scheduling."""
+    prefill_time: float
+    """First scheduling to first token."""
+    decode_time: float
+    """First token to the end."""
+    preempted_time: float
+    preemptions: int
+    arrival_s: float
+    first_token_s: float | None
+    finished_s: float
+    recomputed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    now: float
+    sequence_id: int
+    request_id: str
+    input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    now: float
+    sequence_id: int
+    row: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    now: float
+    sequence_id: int
+    action: Literal["recompute"]
+    computed_tokens: int
+    """Positions whose state is given up and will be computed again."""
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlanned:
+    now: float
+    number: int
+    running: int
+    waiting: int
+    decode_tokens: int
+    prefill_tokens: int
+    free_slabs: int
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTokens:
+    """The tokens of one step: `tokens[i]` is the next token of `sequence_ids[i]`."""
+
+    now: float
+    number: int
+    sequence_ids: Int64
+    tokens: Int32
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By sequence id."""
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(sequence id, token id), the form handed to a front end."""
+        return list(zip(self.sequence_ids.tolist(), self.tokens.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    now: float
+    sequence_id: int
+    reason: FinishReason
+    stop_token_id: int | None
+    """The token that ended it, for reason `stop`."""
+    record: RequestRecord
+    error: str | None = None
+
+
+Event = Submitted | Admitted | Preempted | StepPlanned | StepTokens | Finished

@@ -1,0 +1,149 @@
+"""The running set as numpy columns, one row per seat. The columns are the truth.
+
+    0 <= computed <= known + pending          known: tokens the host has seen
+    known + pending <= limit                  pending: tokens sampled in flight, not yet learned
+                                              computed: positions computed or planned to be
+
+    tokens:    p p p p p p o o o o ?          p prompt, o output, ? pending
+               |---- computed ----|
+                                  ^ the next chunk starts here
+
+A sequence wants `known + pending - computed` positions, and none once `known + pending` has
+reached its limit: its last token is never computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from octavo.memory.values import Int32, Int64
+from octavo.scheduling.plan import PENDING
+from octavo.scheduling.sequence import Sequence, SequenceState
+
+_NO_STOP = -2  # never equal to a token id
+
+
+class RunningSet:
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.sequence_id = np.full(rows, -1, dtype=np.int64)
+        self.prompt = np.zeros(rows, dtype=np.int64)
+        self.known = np.zeros(rows, dtype=np.int64)
+        self.pending = np.zeros(rows, dtype=np.int64)
+        self.computed = np.zeros(rows, dtype=np.int64)
+        self.limit = np.zeros(rows, dtype=np.int64)
+        self.last_token = np.zeros(rows, dtype=np.int32)
+        self.done = np.zeros(rows, dtype=bool)
+        """Ended, but still in its seat because its batch has not (batching by request)."""
+        self.feed_tokens = np.zeros(rows, dtype=np.int64)
+        self.feed: list[Int32 | None] = [None] * rows
+        """The tokens a row had when it was seated."""
+        self.outputs = np.zeros((rows, 64), dtype=np.int32)
+        self.stop_ids = np.full((rows, 1), _NO_STOP, dtype=np.int32)
+        self.order = np.empty(0, dtype=np.int32)
+        """Rows in order of admission."""
+        self._sequences: list[Sequence | None] = [None] * rows
+        self._free_rows = list(range(rows - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def sequence(self, row: int) -> Sequence:
+        sequence = self._sequences[row]
+        assert sequence is not None, f"row {row} is empty"
+        return sequence
+
+    def live_rows(self) -> Int32:
+        """Rows whose sequence has not ended, in order of admission."""
+        return self.order[~self.done[self.order]]
+
+    def wanted(self, rows: Int32) -> Int64:
+        """Positions that each row could compute now."""
+        known = self.known[rows] + self.pending[rows]
+        wanted = known - self.computed[rows]
+        wanted[(known >= self.limit[rows]) | self.done[rows]] = 0
+        return wanted
+
+    def seat(self, sequence: Sequence) -> int:
+        row = self._free_rows.pop()
+        feed = sequence.tokens()
+        outputs = sequence.outputs
+        self._widen_outputs(len(outputs))
+        self.sequence_id[row] = sequence.sequence_id
+        self.prompt[row] = sequence.request.prompt_tokens
+        self.known[row] = self.feed_tokens[row] = len(feed)
+        self.pending[row] = self.computed[row] = 0
+        self.limit[row] = sequence.limit
+        self.last_token[row] = feed[-1]
+        self.done[row] = False
+        self.feed[row] = feed
+        self.outputs[row, : len(outputs)] = outputs
+        self._set_stops(row, sequence.request.stop_ids)
+        self.order = np.append(self.order, np.int32(row))
+        self._sequences[row] = sequence
+        sequence.row = row
+        sequence.state = SequenceState.RUNNING
+        return row
+
+    def unseat(self, rows: Iterable[int]) -> None:
+        """Empty these seats; the outputs go back to their sequences."""
+        leaving = list(rows)
+        for row in leaving:
+            sequence = self.sequence(row)
+            sequence.outputs = self.outputs[row, : self.known[row] - self.prompt[row]].copy()
+            sequence.row = -1
+            self._sequences[row] = None
+            self.feed[row] = None
+            self.sequence_id[row] = -1
+            self.done[row] = False
+            self._free_rows.append(row)
+        self.order = self.order[~np.isin(self.order, leaving)]
+
+    def tokens_at(self, rows: Int32, starts: Int64, counts: Int64) -> Int32:
+        """Token ids of the chunks, ragged; PENDING where the token is still in flight."""
+        decodes = starts >= self.feed_tokens[rows]
+        last = np.where(self.pending[rows] > 0, np.int32(PENDING), self.last_token[rows])
+        if decodes.all():
+            return last
+        pieces = [
+            last[i : i + 1] if decodes[i] else self._fed(int(rows[i]))[starts[i] : starts[i] + counts[i]]
+            for i in range(len(rows))
+        ]
+        return np.concatenate(pieces)
+
+    def learn(self, rows: Int32, tokens: Int32) -> None:
+        """Each row's next token has become known."""
+        index = self.known[rows] - self.prompt[rows]
+        self._widen_outputs(int(index.max(initial=-1)) + 1)
+        self.outputs[rows, index] = tokens
+        self.last_token[rows] = tokens
+        self.known[rows] += 1
+        self.pending[rows] -= 1
+
+    def ended_by(self, rows: Int32, tokens: Int32) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        """Two masks: the token is one of the row's stop ids; the row has reached its limit."""
+        stopped = (self.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        return stopped, self.known[rows] >= self.limit[rows]
+
+    def _fed(self, row: int) -> Int32:
+        feed = self.feed[row]
+        assert feed is not None, f"row {row} is empty"
+        return feed
+
+    def _set_stops(self, row: int, stop_ids: tuple[int, ...]) -> None:
+        if len(stop_ids) > self.stop_ids.shape[1]:
+            wider = np.full((self.rows, len(stop_ids)), _NO_STOP, dtype=np.int32)
+            wider[:, : self.stop_ids.shape[1]] = self.stop_ids
+            self.stop_ids = wider
+        self.stop_ids[row] = _NO_STOP
+        self.stop_ids[row, : len(stop_ids)] = stop_ids
+
+    def _widen_outputs(self, width: int) -> None:
+        if width <= self.outputs.shape[1]:
+            return
+        # Zeroed pages are not touched until a row reaches them, so width costs little.
+        wider = np.zeros((self.rows, max(width, 2 * self.outputs.shape[1])), dtype=np.int32)
+        wider[:, : self.outputs.shape[1]] = self.outputs
+        self.outputs = wider
