@@ -114,9 +114,7 @@ def _components(state: LayerState) -> tuple[Component, ...]:
     return state.components if isinstance(state, (Growing, Windowed, Constant)) else ()
 
 
-def make_layout(
-    groups: Sequence[StateGroup], block_tokens: int, block_order: BlockOrder = "heads_tokens"
-) -> Layout:
+def make_layout(groups: Sequence[StateGroup], block_tokens: int, block_order: BlockOrder = "heads_tokens") -> Layout:
     """Cut blocks of `block_tokens` positions for each group.
 
     The slab is the largest block; smaller ones are packed into it whole.

@@ -78,9 +78,7 @@ class StepPlan:
             "samples": self.samples.tolist(),
             "token_ids": self.token_ids.tolist(),
             "admissions": [(a.row, a.sequence_id, a.request.request_id, a.outputs.tolist()) for a in self.admissions],
-            "new_blocks": [
-                (b.group, b.rows.tolist(), b.indices.tolist(), b.slots.tolist()) for b in self.new_blocks
-            ],
+            "new_blocks": [(b.group, b.rows.tolist(), b.indices.tolist(), b.slots.tolist()) for b in self.new_blocks],
         }
 
 

@@ -101,7 +101,7 @@ class SamplingParams:
     def with_defaults(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Fill what was not asked from `defaults` (the checkpoint's), then from the constants."""
         final = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-        filled = {
+        filled: dict[str, Any] = {
             name: defaults.get(name, fallback) if defaults.get(name) is not None else fallback
             for name, fallback in final.items()
             if getattr(self, name) is None
@@ -145,7 +145,9 @@ class Request:
         return tuple(dict.fromkeys((*eos, *self.params.stop_token_ids)))
 
 
-def prompt_array(token_ids: Sequence[int] | npt.NDArray[Any], *, vocab_size: int | None = None) -> npt.NDArray[np.int32]:
+def prompt_array(
+    token_ids: Sequence[int] | npt.NDArray[Any], *, vocab_size: int | None = None
+) -> npt.NDArray[np.int32]:
     """Checked prompt ids as int32. Raises `RequestError` on an empty, mistyped or out-of-range prompt."""
     if isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, (Sequence, np.ndarray)):
         raise RequestError("prompt_token_ids", token_ids, "must be a list of integer token ids")
@@ -217,7 +219,7 @@ def _bias(value: Any) -> dict[int, float]:
 def _integer(name: str, value: Any, low: int, high: int, remedy: str | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise RequestError(name, value, remedy or "must be an integer")
-    if not low <= value <= high:
+    if not low <= int(value) <= high:
         raise RequestError(name, value, remedy or f"must be from {low} to {high}")
 
 
@@ -226,7 +228,11 @@ def _number(
 ) -> None:
     if value is None and not required:
         return
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise RequestError(name, value, remedy)
-    if not low <= value <= high or (open_low and value == low):
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        raise RequestError(name, value, remedy) from None
+    if not math.isfinite(number) or not low <= number <= high or (open_low and number == low):
         raise RequestError(name, value, remedy)
