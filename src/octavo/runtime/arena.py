@@ -1,0 +1,129 @@
+"""The bytes of one tier: a single allocation, seen through typed views per layer and component.
+
+Owns the memory and its addressing (`Layout.address` in tensor form). Does not know who holds
+which slot: that is `memory`. A "unit" is where a block may start, counted in steps that divide
+both the block and the slab, so that one strided view reaches every slot even where slabs carry
+padding; in the common case of one block a slab, the unit of a slot is the slot itself.
+
+Invariant: the arena starts as zeros, and whatever is cleared is zeros again, in every layer.
+"""
+
+from __future__ import annotations
+
+import mmap
+from math import gcd, prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.errors import ConfigError
+from octavo.geometry.dtypes import Dtype
+from octavo.kernels.interface import Pages
+from octavo.memory.layout import Field, Layout
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+class Arena:
+    """`n_slabs` slabs of `layout` on `device`."""
+
+    def __init__(self, layout: Layout, n_slabs: int, device: torch.device | str = "cpu") -> None:
+        if n_slabs < 1:
+            raise ConfigError("n_slabs", n_slabs, "the KV cache needs at least one slab; give it more memory")
+        self.layout = layout
+        self.n_slabs = n_slabs
+        self.device = torch.device(device)
+        self.huge_pages = False
+        self._unit_bytes = tuple(
+            layout.slab_bytes if group.blocks_per_slab == 1 else gcd(layout.slab_bytes, group.block_bytes)
+            for group in layout.groups
+        )
+        self.bytes = self._allocate(n_slabs * layout.slab_bytes)
+        self._fields = {
+            (field.layer, field.component): (index, field)
+            for index, group in enumerate(layout.groups)
+            for field in group.fields
+        }
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(size, dtype=torch.uint8, device=self.device)
+        try:
+            memory = mmap.mmap(-1, size)
+        except (OSError, OverflowError) as error:
+            raise ConfigError("kv_cache_bytes", size, f"the machine does not grant that much memory: {error}") from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                memory.madvise(mmap.MADV_HUGEPAGE)
+                self.huge_pages = True
+            except OSError:
+                self.huge_pages = False  # the kernel was built without them: small pages serve as well, slower
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def view(self, layer: int, component: str) -> torch.Tensor:
+        """[units, *field shape]: `view[u]` is the component's part of the block that starts at unit u."""
+        index, field = self._fields[layer, component]
+        dtype = _torch_dtype(field.dtype)
+        size = dtype.itemsize
+        unit = self._unit_bytes[index]
+        if unit % size or field.offset_bytes % size:
+            raise ConfigError("dtype", field.dtype.name, f"blocks of {unit} bytes cannot be divided into its elements")
+        field_bytes = prod(field.shape) * size
+        units = (self.bytes.numel() - field.offset_bytes - field_bytes) // unit + 1
+        typed = self.bytes[: self.bytes.numel() // size * size].view(dtype)
+        inner = _contiguous_strides(field)
+        return typed.as_strided((units, *field.shape), (unit // size, *inner), field.offset_bytes // size)
+
+    def pages(self, layer: int) -> Pages:
+        """Keys and values of one layer of plain attention."""
+        if not self.has(layer):
+            raise ConfigError("model", f"layer {layer}", "keeps no keys and values in this layout")
+        k, v = self.view(layer, "k"), self.view(layer, "v")
+        block_tokens = self.layout.groups[self._fields[layer, "k"][0]].block_tokens
+        block_bytes = k[0].numel() * k.element_size() + v[0].numel() * v.element_size()
+        return Pages(k, v, block_bytes // block_tokens)
+
+    def has(self, layer: int) -> bool:
+        return (layer, "k") in self._fields and (layer, "v") in self._fields
+
+    def group_of(self, layer: int) -> int:
+        return self._fields[layer, "k"][0]
+
+    def units(self, group: int, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Where the blocks of these slots start."""
+        per_slab = self.layout.groups[group].blocks_per_slab
+        if per_slab == 1:
+            return slots
+        wide = slots.astype(np.int64)
+        addresses = wide // per_slab * self.layout.slab_bytes + wide % per_slab * self.layout.groups[group].block_bytes
+        return (addresses // self._unit_bytes[group]).astype(np.int32)
+
+    def clear(self, group: int, unit: int, first_offset: int = 0) -> None:
+        """Zero a block's positions from `first_offset` on, in all layers of the group."""
+        layout = self.layout.groups[group]
+        if first_offset == 0:
+            start = unit * self._unit_bytes[group]
+            self.bytes[start : start + layout.block_bytes].zero_()
+            return
+        for field in layout.fields:
+            block = self.view(field.layer, field.component)[unit]
+            token_axis = 1 if self.layout.block_order == "heads_tokens" and block.dim() > 2 else 0
+            block.narrow(token_axis, first_offset, layout.block_tokens - first_offset).zero_()
+
+
+def _contiguous_strides(field: Field) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(field.shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _torch_dtype(dtype: Dtype) -> torch.dtype:
+    found = TORCH_DTYPES.get(dtype.name)
+    if found is None:
+        raise ConfigError("kv_cache_dtype", dtype.name, f"not served yet; use one of {', '.join(TORCH_DTYPES)}")
+    return found

@@ -1,0 +1,114 @@
+"""`TorchExecutor`: acts on step plans with a Transformers model over a paged arena.
+
+Owns the arena, the mirror of the block tables and the order forward -> sample -> result. Decides
+nothing: what runs and where it is stored is the plan's. Results are kept until collected.
+
+Invariant: a chunk whose logits are not finite fails alone. Its neighbours' tokens come from their
+own rows, and nothing it wrote is ever read by another sequence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from octavo.errors import ConfigError
+from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.reference import ReferenceAttention
+from octavo.memory.layout import Layout
+from octavo.models.bridge import Bridge, PagedCache
+from octavo.runtime.arena import Arena
+from octavo.runtime.step_tensors import StepInputs, StepTensors
+from octavo.scheduling.plan import NO_TOKEN, Admission, Int32, Int64, StepPlan, StepResult, TokenLogprobs
+
+NOT_FINITE = "the model's logits are not finite"
+
+
+class RowSampler(Protocol):
+    """What the executor asks of a sampler: state per row, one token per row of logits."""
+
+    def admit(self, admission: Admission) -> None: ...
+
+    def sample(self, logits: torch.Tensor, rows: Int32, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
+        """`positions` are those of the tokens being sampled; log-probabilities are keyed by row of `logits`."""
+        ...
+
+
+class TorchExecutor:
+    """See the module docstring. The model must be on `device` already."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layout: Layout,
+        n_slabs: int,
+        *,
+        rows: int,
+        sampler: RowSampler,
+        device: torch.device | str = "cpu",
+        clock: Callable[[], float] = time.monotonic,
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        self.backend = ReferenceAttention() if backend is None else backend
+        if layout.block_order != self.backend.block_order:
+            remedy = f"the {self.backend.name} kernels read blocks in the order {self.backend.block_order}"
+            raise ConfigError("block_order", layout.block_order, remedy)
+        self.arena = Arena(layout, n_slabs, device)
+        self._bridge = Bridge(model.eval())
+        layers = [layer for group in layout.groups for layer in group.layers]
+        self._pages = {layer: self.arena.pages(layer) for layer in layers}
+        self._group_of = {layer: self.arena.group_of(layer) for layer in layers}
+        self._tensors = StepTensors(self.arena, rows)
+        self._sampler = sampler
+        self._clock = clock
+        self._results: deque[StepResult] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        """Run one plan. On every device the result is there when this returns."""
+        for admission in plan.admissions:
+            self._sampler.admit(admission)
+        inputs = self._tensors.build(plan)
+        tokens = np.full(plan.chunks, NO_TOKEN, dtype=np.int32)
+        logprobs: dict[int, TokenLogprobs] = {}
+        failures: tuple[tuple[int, str], ...] = ()
+        if plan.chunks:
+            with torch.inference_mode():
+                logits = self._forward(inputs)
+                if len(inputs.sampling):
+                    logprobs, failures = self._sample(plan, inputs.sampling, logits, tokens)
+        self._results.append(StepResult(plan.number, tokens, self._clock(), logprobs, failures))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def close(self) -> None:
+        self._results.clear()
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        cache = PagedCache(self.backend, self._pages, self._group_of, inputs.steps)
+        return self._bridge.logits(inputs.token_ids, inputs.positions, inputs.keep, cache)
+
+    def _sample(
+        self, plan: StepPlan, sampling: Int64, logits: torch.Tensor, tokens: Int32
+    ) -> tuple[dict[int, TokenLogprobs], tuple[tuple[int, str], ...]]:
+        """Fill `tokens` of the sampling chunks; what could not be sampled comes back by name."""
+        # The largest logit is NaN or infinite exactly when no distribution can be made of its row.
+        finite = torch.isfinite(logits.amax(dim=-1)).cpu().numpy()
+        failures: tuple[tuple[int, str], ...] = ()
+        if not finite.all():
+            failures = tuple((int(chunk), NOT_FINITE) for chunk in sampling[~finite])
+            logits, sampling = logits[torch.from_numpy(finite).to(logits.device)], sampling[finite]
+            if not len(sampling):
+                return {}, failures
+        rows = plan.rows[sampling]
+        positions = (plan.starts[sampling] + plan.counts[sampling]).astype(np.int64)
+        sampled, logprobs = self._sampler.sample(logits.float(), rows, positions)
+        tokens[sampling] = sampled
+        self._tensors.last_tokens[rows] = sampled
+        return {int(sampling[i]): chosen for i, chosen in logprobs.items()}, failures

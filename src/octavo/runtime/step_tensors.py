@@ -1,0 +1,163 @@
+"""From a plan to what the forward pass needs: `StepTensors` makes `StepInputs`.
+
+Owns the executor's mirror of the block tables (per group, kept up from the plan's diffs alone)
+and the last token each row sampled. Does not own slots, bytes or models.
+
+    plan order:    chunk 0 (37 tokens)   chunk 1 (1)   chunk 2 (1)
+    packed order:  chunk 2, chunk 1 | chunk 0           decodes first, longest context first
+
+Packing is free, because attention is the only place where tokens meet; results go back in the
+plan's order. Invariant: a table entry at or past a row's `blocks` is never read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.errors import InvariantViolation
+from octavo.kernels.interface import AttentionStep
+from octavo.runtime.arena import Arena
+from octavo.scheduling.plan import PENDING, NewBlocks, StepPlan
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """One forward pass: tensors on the device, and how its results map back to the plan."""
+
+    token_ids: torch.Tensor
+    """int64 [1, tokens], packed."""
+    positions: torch.Tensor
+    """int64 [1, tokens], packed."""
+    keep: torch.Tensor
+    """int64 [samples]: the packed token whose logits are wanted, for each sampling chunk in plan order."""
+    sampling: Int64
+    """The plan's chunks that sample."""
+    steps: tuple[AttentionStep, ...]
+    """One per group."""
+
+
+class _Table:
+    """One group's tables, [rows, blocks] in units of the arena, growing in both directions as needed."""
+
+    def __init__(self, rows: int) -> None:
+        self.units = np.zeros((rows, 16), dtype=np.int32)
+
+    def put(self, rows: npt.NDArray[np.int32], indices: npt.NDArray[np.int32], units: npt.NDArray[np.int32]) -> None:
+        highest = int(indices.max()) + 1
+        if highest > self.units.shape[1]:
+            wider = np.zeros((self.units.shape[0], max(highest, 2 * self.units.shape[1])), dtype=np.int32)
+            wider[:, : self.units.shape[1]] = self.units
+            self.units = wider
+        self.units[rows, indices] = units
+
+
+class StepTensors:
+    """See the module docstring. `rows` is the size of the running set."""
+
+    def __init__(self, arena: Arena, rows: int) -> None:
+        self._arena = arena
+        self._device = arena.device
+        self._tables = [_Table(rows) for _ in arena.layout.groups]
+        self._computed = np.zeros(rows, dtype=np.int64)
+        self.last_tokens = np.zeros(rows, dtype=np.int32)
+        """The token each row sampled last: what PENDING stands for."""
+
+    def build(self, plan: StepPlan) -> StepInputs:
+        """Apply the plan's diffs and lay out its chunks."""
+        self._apply(plan)
+        starts, counts = plan.starts.astype(np.int64), plan.counts.astype(np.int64)
+        contexts = starts + counts
+        rows = plan.rows.astype(np.int64)
+        self._computed[rows] = contexts
+        first = np.cumsum(counts) - counts
+        order, decodes = _packing(counts, contexts)
+        rows, starts, counts, contexts = rows[order], starts[order], counts[order], contexts[order]
+        offsets = np.zeros(len(order) + 1, dtype=np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        running = np.arange(offsets[-1])
+        token_rows = np.repeat(rows, counts)
+        positions = running + np.repeat(starts - offsets[:-1], counts)
+        ids = plan.token_ids[running + np.repeat(first[order] - offsets[:-1], counts)].astype(np.int64)
+        pending = ids == PENDING
+        if pending.any():
+            ids[pending] = self.last_tokens[token_rows[pending]]
+        ends = np.empty(len(order), dtype=np.int64)
+        ends[order] = offsets[1:] - 1
+        sampling = np.flatnonzero(plan.samples)
+        layout = (decodes, rows, offsets, starts, contexts)
+        return StepInputs(
+            self._to_device(ids)[None],
+            self._to_device(positions)[None],
+            self._to_device(ends[sampling]),
+            sampling,
+            tuple(self._attention_step(g, layout, token_rows, positions) for g in range(len(self._tables))),
+        )
+
+    def _attention_step(
+        self,
+        group: int,
+        layout: tuple[int, Int64, Int64, Int64, Int64],
+        token_rows: Int64,
+        positions: Int64,
+    ) -> AttentionStep:
+        decodes, rows, offsets, starts, contexts = layout
+        block_tokens = self._arena.layout.groups[group].block_tokens
+        table = self._tables[group].units
+        blocks, inside = np.divmod(positions, block_tokens)
+        return AttentionStep(
+            block_tokens=block_tokens,
+            decodes=decodes,
+            rows=rows,
+            offsets=offsets,
+            starts=starts,
+            contexts=contexts,
+            tables=table,
+            write_blocks=self._to_device(table[token_rows, blocks].astype(np.int64)),
+            write_offsets=self._to_device(inside),
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            self._computed[admission.row] = 0
+        if plan.new_blocks:
+            starts = self._computed.copy()
+            starts[plan.rows] = plan.starts
+            ends = starts.copy()
+            ends[plan.rows] += plan.counts
+            for blocks in plan.new_blocks:
+                if len(blocks.rows):
+                    self._take(blocks, starts, ends)
+
+    def _take(self, blocks: NewBlocks, starts: Int64, ends: Int64) -> None:
+        """Enter new blocks and zero what this step will not fill of them.
+
+        Attention gathers whole blocks and gives hidden positions weight zero, which is no
+        protection from an infinity or a NaN that a former owner left there.
+        """
+        units = self._arena.units(blocks.group, blocks.slots)
+        self._tables[blocks.group].put(blocks.rows, blocks.indices, units)
+        block_tokens = self._arena.layout.groups[blocks.group].block_tokens
+        begins = blocks.indices.astype(np.int64) * block_tokens
+        for i in np.flatnonzero(ends[blocks.rows] < begins + block_tokens):
+            valid = int(starts[blocks.rows[i]] - begins[i])
+            if valid < block_tokens:
+                self._arena.clear(blocks.group, int(units[i]), max(0, valid))
+
+    def _to_device(self, array: Int64) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+
+def _packing(counts: Int64, contexts: Int64) -> tuple[Int64, int]:
+    """The order in which chunks are packed, and how many of them are single tokens."""
+    if len(counts) and counts.min() < 1:
+        raise InvariantViolation("plan", f"a chunk of {int(counts.min())} tokens was scheduled")
+    longer = counts > 1
+    order = np.lexsort((np.arange(len(counts)), np.where(longer, 0, -contexts), longer))
+    return order, int(len(counts) - np.count_nonzero(longer))
