@@ -143,8 +143,8 @@ def override_of_full_layers(cls: type) -> dict[str, Any]:
     """The head width that the class gives to its full-attention layers alone, if it does."""
     try:
         config = cls(num_hidden_layers=12)
-        overrides, types = config.per_layer_config, config.layer_types
-        widths = {overrides[i]["head_dim"] for i, kind in enumerate(types) if kind == "full_attention"}
+        views, types, usual = config.per_layer_config, config.layer_types, default_of(cls, "head_dim")
+        widths = {views[i].head_dim for i, kind in enumerate(types) if kind == "full_attention"} - {usual}
     except Exception:  # most classes have no such thing
         return {}
     return {"global_head_dim": widths.pop()} if len(widths) == 1 else {}
@@ -153,16 +153,19 @@ def override_of_full_layers(cls: type) -> dict[str, Any]:
 def window_beyond_size(cls: type) -> int:
     """How far the window exceeds a `sliding_window_size` in the file: 1 where the class counts the query apart."""
     try:
-        return int(cls(sliding_window_size=100, num_hidden_layers=12).sliding_window) - 100
+        windows = [int(cls(sliding_window_size=size, num_hidden_layers=12).sliding_window) for size in (100, 200)]
     except Exception:  # no windows, or not by this name
         return 0
+    return windows[0] - 100 if windows[1] - windows[0] == 100 else 0
 
 
 def window_rule(cls: type, names: set[str]) -> dict[str, Any]:
     """Which layers the class gives a window when the file lists none, learned by asking the class."""
-    types = probe(cls, num_hidden_layers=PROBE_LAYERS)
-    if types is None or "layer_types" not in names:
+    if not names & {"layer_types", "layers_block_type"}:
         return {}
+    types = probe(cls, num_hidden_layers=PROBE_LAYERS)
+    if types is None:
+        return {"window_rule": "unknown"}
     if "use_sliding_window" in names:
         options = {"use_sliding_window": True, "sliding_window": 16, "num_hidden_layers": 8}
         if "max_window_layers" in names:
@@ -180,7 +183,7 @@ def window_rule(cls: type, names: set[str]) -> dict[str, Any]:
     cycle = shortest_cycle(types[:-1])
     if cycle is not None and types[-1] == "full_attention":
         return {"layer_cycle": cycle, "last_layer_full": True}
-    return {}
+    return {"window_rule": "unknown"}
 
 
 def probe(cls: type, **options: Any) -> list[str] | None:

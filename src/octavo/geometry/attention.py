@@ -48,12 +48,23 @@ def attention_state(fields: Fields, kind: str, layer: int, dtype: Dtype) -> Laye
         raise ConfigError(
             fields.spelled("layer_types"), kind, f"layer {layer} is of a kind that no rule here understands"
         )
+    fields = _overridden(fields, layer)
     components = heads_of(fields, kind, layer).components(dtype)
     if kind == SLIDING:
         return Windowed(components, window_of(fields))
     if kind == CHUNKED:
         return Chunked(components, fields.required("attention_chunk_size"))
     return Growing(components)
+
+
+def _overridden(fields: Fields, layer: int) -> Fields:
+    """The fields as one layer sees them: `per_layer_config` may say other things for it."""
+    for key, overrides in fields.mapping("per_layer_config").items():
+        if not key.isdigit() or not isinstance(overrides, Mapping):
+            raise ConfigError("per_layer_config", {key: overrides}, "must map layer numbers to objects of fields")
+        if int(key) == layer:
+            return Fields({**fields.raw, **overrides}, fields.model_type)
+    return fields
 
 
 def window_of(fields: Fields) -> int:
@@ -82,6 +93,11 @@ def layer_types(fields: Fields) -> list[str]:
         return _listed(fields, [SLIDING if flag else FULL for flag in hybrid], count, "hybrid_layer_pattern")
     if fields.integer("attention_chunk_size") is not None and fields.understood("no_rope_layers"):
         return _chunk_types(fields, count)
+    cycle = fields.entry.get("layer_cycle", ())
+    if set(cycle) - {FULL, SLIDING}:
+        return [cycle[i % len(cycle)] for i in range(count)]
+    if fields.entry.get("window_rule") == "unknown":
+        raise ConfigError("layer_types", None, f"model_type={fields.model_type!r} needs a list of kinds, one per layer")
     if not _windows_apply(fields):
         return [FULL] * count
     return _window_types(fields, count)
@@ -98,7 +114,7 @@ def _listed(fields: Fields, listed: Sequence[Any], count: int, name: str = "laye
 
 
 def _windows_apply(fields: Fields) -> bool:
-    if not fields.understood("sliding_window") or fields.flag("use_sliding_window") is False:
+    if not fields.understood("sliding_window") or fields.entry.get("layer_cycle") == [FULL] or fields.flag("use_sliding_window") is False:
         return False
     return fields.get("sliding_window") is not None
 
@@ -169,7 +185,7 @@ def heads_of(fields: Fields, kind: str, layer: int) -> Heads:
         kv_heads = fields.integer("swa_num_key_value_heads") or kv_heads
         value_dim = fields.integer("swa_v_head_dim") or fields.integer("swa_head_dim") or value_dim
         key_dim = fields.integer("swa_head_dim") or key_dim
-    elif fields.integer("global_head_dim") is not None:
+    elif fields.integer("global_head_dim") is not None and not fields.mapping("per_layer_config"):
         key_dim = value_dim = fields.required("global_head_dim")
         if fields.flag("attention_k_eq_v"):
             kv_heads = fields.integer("num_global_key_value_heads") or kv_heads

@@ -39,6 +39,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         "model_max_length",
         "context_length",
     ),
+    "sliding_window": ("sliding_window_size",),
     "multi_query": ("multi_query_attention",),
     "layer_types": ("layers_block_type",),
     "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_topk"),
