@@ -145,6 +145,15 @@ class Request:
         return tuple(dict.fromkeys((*eos, *self.params.stop_token_ids)))
 
 
+def validate_token_fields(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse token ids that the model does not have; only the engine knows its vocabulary."""
+    ids = {"logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
+    for name, values in ids.items():
+        for token_id in values:
+            if token_id >= vocab_size:
+                raise RequestError(name, token_id, f"token ids run from 0 to {vocab_size - 1}")
+
+
 def prompt_array(
     token_ids: Sequence[int] | npt.NDArray[Any], *, vocab_size: int | None = None
 ) -> npt.NDArray[np.int32]:
