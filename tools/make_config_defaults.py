@@ -143,11 +143,12 @@ def override_of_full_layers(cls: type) -> dict[str, Any]:
     """The head width that the class gives to its full-attention layers alone, if it does."""
     try:
         config = cls(num_hidden_layers=12)
-        views, types, usual = config.per_layer_config, config.layer_types, default_of(cls, "head_dim")
-        widths = {views[i].head_dim for i, kind in enumerate(types) if kind == "full_attention"} - {usual}
+        views, types = config.per_layer_config, config.layer_types
+        widths = {kind: views[types.index(kind)].head_dim for kind in ("full_attention", "sliding_attention")}
     except Exception:  # most classes have no such thing
         return {}
-    return {"global_head_dim": widths.pop()} if len(widths) == 1 else {}
+    full, sliding = widths["full_attention"], widths["sliding_attention"]
+    return {"global_head_dim": full} if full != sliding else {}
 
 
 def window_beyond_size(cls: type) -> int:

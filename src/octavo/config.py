@@ -1,0 +1,336 @@
+"""`Config`: what the user asked for, one frozen dataclass per concern. Never written to.
+
+What was decided from it, and why, is `Deployment`. A field that is None was not asked. Every
+field carries its help, limits and choices in its metadata, so that the command line and the docs
+are made from here. Names are vLLM's wherever it has a name for the thing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, Self
+
+from octavo.errors import ConfigError
+
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+
+
+def _option(
+    kind: str,
+    default: Any,
+    help_text: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    planned: tuple[str, ...] = (),
+) -> Any:
+    """A field with what the checks, the command line and the docs need to know of it."""
+    metadata = {"kind": kind, "help": help_text, "low": low, "high": high, "choices": choices, "planned": planned}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    model: str | None = _option(
+        "text", None, "local directory, hub id or GGUF file; the embedded SmolLM2-135M-Instruct if not given"
+    )
+    revision: str | None = _option("text", None, "branch, tag or commit of a hub id")
+    tokenizer: str | None = _option("text", None, "directory or hub id of the tokenizer, if not the model's own")
+    skip_tokenizer_init: bool = _option("flag", False, "load no tokenizer: token ids in, token ids out")
+    dtype: str = _option(
+        "choice",
+        "auto",
+        "element type of weights and activations; auto keeps the checkpoint's where the device computes in it",
+        choices=("auto", "bfloat16", "float16", "half", "float32", "float"),
+    )
+    max_model_len: int | None = _option(
+        "int", None, "longest sequence, prompt and output together; the model's own context if not given", low=1
+    )
+    seed: int = _option("int", 0, "seeds the requests that bring no seed of their own", low=0, high=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How much attention state there is room for, and how it is kept. The smallest of the limits wins."""
+
+    block_size: int = _option("int", 16, "positions per block", low=1, high=1024)
+    gpu_memory_utilization: float | None = _option(
+        "float",
+        None,
+        "share of the memory that the device (on CPU: the machine or cgroup) grants, for everything together; "
+        "0.9 on a GPU, a modest KV cache on CPU if not given",
+        low=0.0,
+        high=1.0,
+    )
+    kv_cache_memory_bytes: int | None = _option("bytes", None, "bytes of KV cache at most, for example 2GiB", low=1)
+    num_gpu_blocks_override: int | None = _option("int", None, "blocks of KV cache at most", low=1)
+    max_kv_tokens: int | None = _option("int", None, "tokens of KV cache at most", low=1)
+    kv_cache_dtype: str = _option(
+        "choice",
+        "auto",
+        "element type of keys and values; auto is the model's",
+        choices=("auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float"),
+        planned=("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"),
+    )
+    headroom_bytes: int = _option("bytes", 0, "bytes left unallocated on purpose", low=0)
+    allocation: str = _option(
+        "choice",
+        "paged",
+        "where a sequence's state lives: paged, or one run of blocks reserved up front, of the declared maximum, "
+        "the next power of two or (for traces) the true length",
+        choices=("paged", "contiguous", "contiguous-max", "contiguous-pow2", "contiguous-oracle"),
+    )
+    reuse: str = _option(
+        "choice", "none", "whether a finished block may serve another request", choices=("none",), planned=("prefix",)
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.gpu_memory_utilization == 0:
+            raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be above 0 and at most 1")
+        if self.allocation == "contiguous":
+            object.__setattr__(self, "allocation", "contiguous-max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Who runs, who waits, who gives way."""
+
+    max_num_seqs: int | None = _option("int", None, "sequences that run at once at most", low=1)
+    max_num_batched_tokens: int | None = _option("int", None, "tokens in one step at most", low=1)
+    enable_chunked_prefill: bool = _option("flag", True, "let a prompt fill over several steps (always on)")
+    batching: str = _option(
+        "choice",
+        "iteration",
+        "when a request may enter: at every iteration, or when the whole batch before it has ended (request)",
+        choices=("iteration", "request"),
+    )
+    admission: str = _option(
+        "choice",
+        "max_utilization",
+        "who gets in: as many as fit now, some of which may be paused later, or only who can surely finish",
+        choices=("max_utilization", "guaranteed_no_evict"),
+        planned=("future_bounded",),
+    )
+    preemption: str = _option(
+        "choice",
+        "recompute",
+        "what happens to the state of a sequence that gives way",
+        choices=("recompute",),
+        planned=("offload", "auto"),
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if not self.enable_chunked_prefill:
+            raise ConfigError(
+                "enable_chunked_prefill",
+                False,
+                "prompts are always chunked; to take them whole set max_num_batched_tokens to max_model_len",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The machine and the loop."""
+
+    device: str = _option("text", "auto", "auto, cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    pipeline_depth: int = _option("int", 0, "steps in flight while the next one is planned", low=0, high=1)
+    audit: bool = _option("flag", False, "check every accounting invariant after every step")
+
+    def __post_init__(self) -> None:
+        _check(self)
+        kind, _, index = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (":" in self.device and not (kind == "cuda" and index.isdecimal())):
+            raise ConfigError("device", self.device, "use auto, cpu, cuda or cuda:N")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All that was asked, by concern. `Config.from_kwargs` takes every field by its own name."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    @classmethod
+    def from_kwargs(cls, **asked: Any) -> Self:
+        """One flat set of names. An unknown one is refused, and the nearest known ones are offered."""
+        known = {option.name: option.concern for option in options()}
+        parts: dict[str, dict[str, Any]] = {concern: {} for concern in _CONCERNS}
+        for name, value in asked.items():
+            if name not in known:
+                raise ConfigError(name, value, _unknown(name, tuple(known)))
+            parts[known[name]][name] = value
+        return cls(**{concern: make(**parts[concern]) for concern, make in _CONCERNS.items()})
+
+    def as_kwargs(self) -> dict[str, Any]:
+        """The flat form again: `Config.from_kwargs(**config.as_kwargs()) == config`."""
+        return {option.name: getattr(getattr(self, option.concern), option.name) for option in options()}
+
+
+_CONCERNS: Mapping[str, type[Any]] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "engine": EngineConfig,
+}
+
+_ELSEWHERE: Mapping[str, str] = {
+    "enable_prefix_caching": "is spelled reuse here, and only reuse='none' is served yet",
+    "tensor_parallel_size": "is not served: one device per engine",
+    "pipeline_parallel_size": "is not served: one device per engine",
+    "quantization": "is not an option: the checkpoint says how it is quantised",
+    "trust_remote_code": "is not served: no code from checkpoints is run",
+    "enforce_eager": "is not an option: no graphs are captured",
+    "swap_space": "is not served: there is no lower tier yet",
+    "cpu_offload_gb": "is not served: weights stay on the device",
+}
+"""vLLM's names that people bring along, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of one concern, for whoever prints options or builds a command line."""
+
+    concern: str
+    name: str
+    kind: str
+    """text, flag, int, float, bytes or choice."""
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def options() -> Iterator[Option]:
+    """Every option there is, in the order of the dataclasses."""
+    for concern, make in _CONCERNS.items():
+        for f in fields(make):
+            meta = f.metadata
+            yield Option(concern, f.name, meta["kind"], f.default, meta["help"], meta["choices"])
+
+
+def parse_bytes(name: str, value: Any) -> int:
+    """A number of bytes, or a text such as `512MiB`, `2G` or `1.5GB` (GB is 10**9, GiB is 2**30)."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    remedy = "must be a number of bytes, or a text such as 512MiB or 2GB"
+    if not isinstance(value, str):
+        raise ConfigError(name, value, remedy)
+    text = value.strip().lower().replace("_", "")
+    digits = len(text) - len(text.lstrip("0123456789."))
+    unit = text[digits:].strip().removesuffix("b")
+    try:
+        number = float(text[:digits])
+    except ValueError:
+        raise ConfigError(name, value, remedy) from None
+    if unit not in _UNITS or not math.isfinite(number):
+        raise ConfigError(name, value, remedy)
+    return round(number * _UNITS[unit])
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"is no option; did you mean {' or '.join(near)}?" if near else f"is no option; there are {', '.join(known)}"
+
+
+def _check(config: Any) -> None:
+    """Every field of a concern against its metadata; normalised values are put in place once, here."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if value is None and f.default is None:
+            continue
+        checked = _CHECKS[f.metadata["kind"]](f, value)
+        if checked is not value:
+            object.__setattr__(config, f.name, checked)
+
+
+def _check_text(f: Field[Any], value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f.name, value, "must be a non-empty text")
+    return value
+
+
+def _check_flag(f: Field[Any], value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f.name, value, "must be true or false")
+    return value
+
+
+def _check_int(f: Field[Any], value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f.name, value, f"must be a whole number{_range(f)}")
+    _within(f, int(value))
+    return int(value)
+
+
+def _check_float(f: Field[Any], value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ConfigError(f.name, value, f"must be a number{_range(f)}")
+    _within(f, float(value))
+    return float(value)
+
+
+def _check_bytes(f: Field[Any], value: Any) -> int:
+    number = parse_bytes(f.name, value)
+    _within(f, number)
+    return number
+
+
+def _check_choice(f: Field[Any], value: Any) -> str:
+    choices: tuple[str, ...] = f.metadata["choices"]
+    if isinstance(value, str) and value in f.metadata["planned"]:
+        raise ConfigError(f.name, value, f"not served yet; use one of {', '.join(choices)}")
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f.name, value, f"use one of {', '.join(choices)}")
+    return value
+
+
+def _within(f: Field[Any], value: float) -> None:
+    low, high = f.metadata["low"], f.metadata["high"]
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ConfigError(f.name, value, f"must be{_range(f)}")
+
+
+def _range(f: Field[Any]) -> str:
+    low, high = f.metadata["low"], f.metadata["high"]
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    return f" of at least {low}" if low is not None else ""
+
+
+_CHECKS = {
+    "text": _check_text,
+    "flag": _check_flag,
+    "int": _check_int,
+    "float": _check_float,
+    "bytes": _check_bytes,
+    "choice": _check_choice,
+}
