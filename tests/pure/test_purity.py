@@ -8,6 +8,7 @@ records which octavo module asked for what.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -192,6 +193,14 @@ def test_import_octavo_loads_neither_torch_nor_numpy() -> None:
     seen, loaded = run_recorder(["octavo"])
     assert seen == []
     assert not loaded & (TORCH | {"numpy", "asyncio"})
+
+
+def test_hide_torch_hides_it_from_the_tests_too(pytestconfig: pytest.Config) -> None:
+    if not pytestconfig.getoption("--hide-torch"):
+        pytest.skip("run with --hide-torch, as `make test` does")
+    for name in sorted(TORCH):
+        with pytest.raises(ModuleNotFoundError, match="hidden by --hide-torch"):
+            importlib.import_module(name)
 
 
 def test_the_recorder_sees_an_import_of_a_clock(tmp_path: Path) -> None:
