@@ -1,1 +1,1 @@
-
+"""From the shape of a step to seconds. Pure."""

@@ -46,7 +46,9 @@ class KVCache:
 
     def room_tokens(self, row: int) -> int:
         """Positions that the row's blocks can hold."""
-        return min((int(t.counts[row]) * b for t, b in zip(self.tables, self._block_tokens, strict=True) if b), default=0)
+        return min(
+            (int(t.counts[row]) * b for t, b in zip(self.tables, self._block_tokens, strict=True) if b), default=0
+        )
 
     def missing_blocks(self, row: int, upto: int) -> list[int]:
         """Blocks of each group that the row lacks to hold positions 0 .. upto - 1."""
@@ -57,10 +59,24 @@ class KVCache:
 
     def max_tokens_per_sequence(self) -> int:
         """The most positions that one sequence alone could hold in this pool."""
-        low, high = 0, self.pool.slabs * max((g.blocks_per_slab * g.block_tokens for g in self.layout.groups), default=0)
+        low, high = (
+            0,
+            self.pool.slabs * max((g.blocks_per_slab * g.block_tokens for g in self.layout.groups), default=0),
+        )
         while low < high:
             middle = (low + high + 1) // 2
             if self.layout.slabs_for(middle) <= self.pool.slabs:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def largest_reservable(self, row: int, upto: int) -> int:
+        """The most positions, up to `upto`, that `reserve` would find room for now; at least what it has."""
+        low, high = min(upto, self.room_tokens(row)), upto
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.pool.shortfall(self.missing_blocks(row, middle)) is None:
                 low = middle
             else:
                 high = middle - 1

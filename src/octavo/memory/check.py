@@ -160,7 +160,9 @@ def check_rows(cache: KVCache, rows: Int32) -> None:
         held = rows[counts > 0]
         tails = table.slots[held, table.counts[held] - 1]
         refs = cache.pool.slots[group].refs[tails]
-        _require("references-equal-occurrences", bool((refs >= 1).all()), f"group {group}: a tail block is unreferenced")
+        _require(
+            "references-equal-occurrences", bool((refs >= 1).all()), f"group {group}: a tail block is unreferenced"
+        )
     pool = cache.pool
     owned = int(np.count_nonzero(pool.owner != NO_OWNER))
     _require(

@@ -1,0 +1,72 @@
+"""One step's plan while it is being made: what running sequences get, who gives way, who enters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.memory.values import Int32, Int64, NewBlocks
+from octavo.scheduling.events import Resource
+from octavo.scheduling.plan import Admission
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    now: float
+    rows: Int32
+    """Running rows at the start of the step, in order of admission."""
+    given: Int64
+    """Positions for each of `rows`."""
+    budget: int
+    """Tokens of the step not yet given away."""
+    new_blocks: list[NewBlocks] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    entered_rows: list[int] = field(default_factory=list)
+    entered_counts: list[int] = field(default_factory=list)
+    preempted: int = 0
+    stalled: int = 0
+    """Sequences that get nothing in this step because blocks are still draining."""
+    bound_by: Resource | None = None
+
+    def withdraw(self, row: int) -> None:
+        """The row has left: nothing of it may reach the plan."""
+        self.given[self.rows == row] = 0
+        kept = []
+        for blocks in self.new_blocks:
+            keep = blocks.rows != row
+            if keep.all():
+                kept.append(blocks)
+            elif keep.any():
+                kept.append(NewBlocks(blocks.group, blocks.rows[keep], blocks.indices[keep], blocks.slots[keep]))
+        self.new_blocks = kept
+
+    def chunks(self) -> tuple[Int32, Int64]:
+        """Rows and counts of the plan: the running ones that got something, then who entered."""
+        going = np.flatnonzero(self.given)
+        rows, counts = self.rows[going], self.given[going]
+        if not self.entered_rows:
+            return rows, counts
+        entered = np.array(self.entered_counts, dtype=np.int64)
+        computing = entered > 0
+        return (
+            np.concatenate([rows, np.array(self.entered_rows, dtype=np.int32)[computing]]),
+            np.concatenate([counts, entered[computing]]),
+        )
+
+    def merged_blocks(self) -> tuple[NewBlocks, ...]:
+        """One entry per group, in the order in which blocks were appended."""
+        if len(self.new_blocks) <= 1:
+            return tuple(self.new_blocks)
+        merged = []
+        for group in sorted({blocks.group for blocks in self.new_blocks}):
+            parts = [blocks for blocks in self.new_blocks if blocks.group == group]
+            merged.append(
+                NewBlocks(
+                    group,
+                    np.concatenate([p.rows for p in parts]),
+                    np.concatenate([p.indices for p in parts]),
+                    np.concatenate([p.slots for p in parts]),
+                )
+            )
+        return tuple(merged)

@@ -1,0 +1,105 @@
+"""Room for the running: reserve blocks for this step's chunks, and decide who gives way when short.
+
+Fast path: everything fits and one call does it. Otherwise one sequence at a time, the oldest
+first: shrink its chunk to what fits, else wait for what drains, else preempt. The oldest running
+sequence is never a victim, so somebody always finishes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo.errors import InvariantViolation, PolicyError
+from octavo.memory.values import Shortfall
+from octavo.policy.preemption import Candidate
+from octavo.scheduling.draft import Draft
+
+if TYPE_CHECKING:
+    from octavo.scheduling.scheduler import Scheduler
+
+
+def grow(scheduler: Scheduler, draft: Draft) -> None:
+    """Reserve for `draft.given`, lowering it where blocks run out."""
+    going = np.flatnonzero(draft.given)
+    if not len(going):
+        return
+    rows = draft.rows[going]
+    upto = scheduler.running.computed[rows] + draft.given[going]
+    got = scheduler.cache.reserve_many(rows, upto)
+    if isinstance(got, Shortfall):
+        draft.bound_by = "kv_blocks"
+        _grow_singly(scheduler, draft, rows.tolist())
+    else:
+        draft.new_blocks.extend(got.new_blocks)
+
+
+def _grow_singly(scheduler: Scheduler, draft: Draft, rows: list[int]) -> None:
+    running = scheduler.running
+    oldest = _oldest(scheduler)
+    rows.sort(key=lambda row: (row != oldest, running.sequence(row).order))
+    places = {int(row): place for place, row in enumerate(draft.rows)}
+    for row in rows:
+        while draft.given[places[row]]:
+            if _grow_one(scheduler, draft, row, places[row]):
+                break
+            if not _make_room(scheduler, draft, oldest):
+                draft.given[places[row]] = 0
+                draft.stalled += 1
+
+
+def _grow_one(scheduler: Scheduler, draft: Draft, row: int, place: int) -> bool:
+    """Reserve for as much of the row's chunk as fits; False when not even one position does."""
+    cache = scheduler.cache
+    computed = int(scheduler.running.computed[row])
+    upto = computed + int(draft.given[place])
+    fits = cache.largest_reservable(row, upto)
+    if fits <= computed:
+        return False
+    got = cache.reserve(row, fits)
+    if isinstance(got, Shortfall):
+        raise InvariantViolation("reserve-all-or-nothing", f"row {row}: {fits} positions fit, then did not")
+    draft.new_blocks.extend(got.new_blocks)
+    draft.given[place] = fits - computed
+    return True
+
+
+def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
+    """Preempt somebody. False when the step must wait instead: for draining blocks, or a plan in flight."""
+    if any(scheduler.cache.pool.draining):
+        # What is on its way back may be enough; nobody is paused before that is known.
+        return False
+    running = scheduler.running
+    rows = [row for row in running.live_rows().tolist() if row != oldest and running.wanted(np.array([row]))[0]]
+    if not rows:
+        if scheduler.release_ended_seats():
+            return True
+        if scheduler.in_flight:
+            return False
+        if max(scheduler.cache.pool.blocks_per_slab) > 1:
+            # Alone, and yet short: its blocks lie scattered over slabs that it fills in part.
+            # Starting over packs them.
+            scheduler.preempt(oldest, draft)
+            return True
+        raise InvariantViolation("progress", "the oldest running sequence cannot grow and nobody can give way")
+    candidates = [
+        Candidate(
+            sequence_id=running.sequence(row).sequence_id,
+            priority=running.sequence(row).request.priority,
+            arrival=running.sequence(row).sequence_id,
+            blocks=sum(int(table.counts[row]) for table in scheduler.cache.tables),
+            computed_tokens=int(running.computed[row]),
+        )
+        for row in rows
+    ]
+    choice = scheduler.policies.victim.victim(candidates)
+    if not 0 <= choice < len(candidates):
+        raise PolicyError(f"victim policy {scheduler.policies.victim.name!r} chose {choice} of {len(candidates)}")
+    scheduler.preempt(rows[choice], draft)
+    return True
+
+
+def _oldest(scheduler: Scheduler) -> int:
+    live = scheduler.running.live_rows()
+    return int(live[np.argmin(scheduler.running.sequence_id[live])])

@@ -1,0 +1,95 @@
+"""The engine's bounds, and the check of one request against them.
+
+The same two figures, `context_tokens` and `pool_tokens`, are what the start table prints and what
+admission counts with: there is no second number for capacity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.errors import CapacityError, ConfigError, RequestError
+from octavo.memory.cache import KVCache
+from octavo.policy.allocation import Allocation, Extent
+from octavo.scheduling.request import Request, prompt_array
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    max_waiting: int | None = None
+    """Requests that may wait; more are refused."""
+    attention_mode: str = ""
+    cache_dtype: str = ""
+    """These two are what records say of every request."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"must be at least max_num_seqs={self.max_num_seqs}, so that every running sequence can decode",
+            )
+
+
+def checked_limit(request: Request, limits: Limits, cache: KVCache, allocation: Allocation) -> int:
+    """Prompt and output tokens that this request may reach at most.
+
+    Raises `RequestError` for what is wrong with it, `CapacityError` when it could never fit.
+    """
+    prompt_array(request.prompt_token_ids, vocab_size=limits.vocab_size)
+    prompt, asked = request.prompt_tokens, request.params.max_tokens
+    if prompt >= limits.max_model_len and asked != 0 or prompt > limits.max_model_len:
+        raise RequestError(
+            "prompt", f"{prompt} tokens", f"the context holds {limits.max_model_len}; shorten the prompt"
+        )
+    pool = cache.max_tokens_per_sequence()
+    if asked is None:
+        limit = min(limits.max_model_len, pool + 1)
+        if prompt >= limit:
+            raise _never_fits(request, cache, prompt, pool, f"a prompt of {prompt} tokens")
+    else:
+        limit = prompt + asked
+        if limit > limits.max_model_len:
+            raise RequestError(
+                "max_tokens",
+                asked,
+                f"prompt {prompt} + max_tokens {asked} = {limit} passes the context of {limits.max_model_len}; "
+                f"ask for at most {limits.max_model_len - prompt}",
+            )
+    if request.params.min_tokens > limit - prompt:
+        raise RequestError("min_tokens", request.params.min_tokens, f"only {limit - prompt} tokens can be generated")
+    if allocation.needs_true_length:
+        if request.true_output_tokens is None:
+            raise RequestError("true_output_tokens", None, f"{allocation.name} needs a trace that knows true lengths")
+        limit = min(limit, prompt + max(1, request.true_output_tokens))
+    if asked == 0:
+        return prompt
+    positions = allocation.reserve_tokens(extent_of(request, limit, limit - 1, limits.max_model_len))
+    if cache.layout.slabs_for(positions) > cache.pool.slabs:
+        raise _never_fits(request, cache, positions, pool, f"prompt {prompt} + {limit - prompt} output tokens")
+    return limit
+
+
+def extent_of(request: Request, limit: int, upto: int, context_limit: int) -> Extent:
+    true_length = None
+    if request.true_output_tokens is not None:
+        true_length = min(limit, request.prompt_tokens + max(1, request.true_output_tokens)) - 1
+    return Extent(upto=upto, declared=limit - 1, true_length=true_length, context_limit=context_limit)
+
+
+def _never_fits(request: Request, cache: KVCache, positions: int, pool: int, what: str) -> CapacityError:
+    need, have = cache.layout.slabs_for(positions), cache.pool.slabs
+    tokens = cache.layout.groups[0].block_tokens
+    return CapacityError(
+        "max_tokens" if request.prompt_tokens < pool else "prompt",
+        what,
+        f"needs {need} blocks of {tokens} tokens, the whole pool has {have} ({pool} tokens): it can never fit; "
+        "shorten the prompt, ask for fewer tokens, or start with a larger KV cache",
+    )

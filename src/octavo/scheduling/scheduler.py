@@ -1,0 +1,326 @@
+"""Decides what each step computes, and learns what came of it. No prefill phase, no decode phase.
+
+    submit -> waiting --enter--> running --learn--> finished
+                 ^                  |
+                 +-----preempt------+
+
+A sequence has tokens it has and tokens it has computed; each step lets some catch up within the
+token budget (see `RunningSet`). Owns the queue and the running set; room is `growth`, admission
+is `entry`, requests are checked in `limits`. Knows no clock: `now` is an argument.
+
+Progress: after every step, if nothing runs and something waits, then somebody enters on the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+
+import numpy as np
+
+from octavo.errors import PolicyError, RequestError
+from octavo.memory.cache import KVCache
+from octavo.memory.values import Int32, Int64
+from octavo.policy.bundle import Policies
+from octavo.scheduling.draft import Draft
+from octavo.scheduling.entry import enter
+from octavo.scheduling.events import (
+    Admitted,
+    Event,
+    Finished,
+    FinishReason,
+    Preempted,
+    RequestRecord,
+    StepPlanned,
+    StepTokens,
+    Submitted,
+)
+from octavo.scheduling.growth import grow
+from octavo.scheduling.limits import Limits, checked_limit
+from octavo.scheduling.plan import Admission, StepPlan, StepResult
+from octavo.scheduling.request import Request
+from octavo.scheduling.running import RunningSet
+from octavo.scheduling.sequence import Sequence, SequenceState
+from octavo.scheduling.waiting import WaitingQueue
+
+
+class Scheduler:
+    def __init__(self, cache: KVCache, limits: Limits, policies: Policies | None = None) -> None:
+        self.cache = cache
+        self.limits = limits
+        self.policies = policies or Policies()
+        self.running = RunningSet(cache.rows)
+        self.waiting = WaitingQueue()
+        self.in_flight = 0
+        """Plans submitted and not yet learned of."""
+        self._sequences: dict[int, Sequence] = {}
+        self._next_sequence = 0
+        self._next_plan = 0
+        self._events: list[Event] = []
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> int:
+        """Queue a request; returns its sequence id. Raises `RequestError`, having changed nothing."""
+        limit = checked_limit(request, self.limits, self.cache, self.policies.allocation)
+        if self.limits.max_waiting is not None and len(self.waiting) >= self.limits.max_waiting:
+            raise RequestError("request", request.request_id, f"{len(self.waiting)} requests wait already; try later")
+        sequence = Sequence(self._next_sequence, request, arrival_s=now, limit=limit)
+        self._next_sequence += 1
+        self._events.append(Submitted(now, sequence.sequence_id, request.request_id, request.prompt_tokens))
+        if limit == request.prompt_tokens:
+            self._report_end(sequence, "length", now)
+        else:
+            self._sequences[sequence.sequence_id] = sequence
+            self.waiting.push(sequence)
+        return sequence.sequence_id
+
+    def abort(self, sequence_id: int, now: float) -> bool:
+        """End a sequence wherever it is. False when it has ended already; its blocks return either way."""
+        return self._end_early(sequence_id, now, "abort", None)
+
+    def fail_all(self, error: str, now: float) -> None:
+        """The engine is gone: every sequence ends with an error, nobody is left waiting."""
+        for sequence_id in list(self._sequences):
+            self._end_early(sequence_id, now, "error", error)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences) or self.in_flight > 0
+
+    def drain_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # -- decide -------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next plan, or None when there is nothing to compute now."""
+        draft = self._draft(now)
+        grow(self, draft)
+        if len(self.waiting):
+            enter(self, draft)
+        rows, counts = draft.chunks()
+        if not len(rows):
+            return None
+        plan = self._plan(draft, rows, counts)
+        self._note(plan, draft)
+        return plan
+
+    def _draft(self, now: float) -> Draft:
+        rows = self.running.order
+        wanted = self.running.wanted(rows)
+        budget = self.limits.max_num_batched_tokens
+        if len(rows) <= budget and wanted.max(initial=0) <= 1:
+            given = wanted
+        else:
+            given = self.policies.batching.split(wanted, budget)
+            if (given < 0).any() or (given > wanted).any() or given.sum() > budget:
+                raise PolicyError(f"batching {self.policies.batching.name!r} gave more than was wanted or allowed")
+        return Draft(now, rows, given, budget - int(given.sum()))
+
+    def _plan(self, draft: Draft, rows: Int32, counts: Int64) -> StepPlan:
+        running = self.running
+        starts = running.computed[rows]
+        token_ids = running.tokens_at(rows, starts, counts)
+        after = starts + counts
+        samples = after == running.known[rows] + running.pending[rows]
+        running.computed[rows] = after
+        running.pending[rows] += samples
+        number = self._next_plan
+        self._next_plan += 1
+        self.cache.touch(rows, number)
+        self.in_flight += 1
+        return StepPlan(
+            number=number,
+            planned_s=draft.now,
+            sequence_ids=running.sequence_id[rows],
+            rows=rows,
+            starts=starts.astype(np.int32),
+            counts=counts.astype(np.int32),
+            samples=samples,
+            token_ids=token_ids,
+            admissions=tuple(draft.admissions),
+            new_blocks=draft.merged_blocks(),
+        )
+
+    def _note(self, plan: StepPlan, draft: Draft) -> None:
+        decodes = int(np.count_nonzero((plan.counts == 1) & (plan.starts >= self.running.prompt[plan.rows])))
+        bound_by = draft.bound_by or ("none" if len(self.waiting) else "compute")
+        self._events.append(
+            StepPlanned(
+                now=draft.now,
+                number=plan.number,
+                running=plan.chunks,
+                waiting=len(self.waiting),
+                decode_tokens=decodes,
+                prefill_tokens=plan.tokens - decodes,
+                free_slabs=self.cache.pool.free.count,
+                resource=bound_by,
+            )
+        )
+
+    # -- moves that `growth` and `entry` ask for ------------------------------------------------
+
+    def welcome(self, sequence: Sequence, draft: Draft) -> None:
+        """A sequence has been seated and has its blocks."""
+        self.waiting.remove(sequence)
+        resumed = sequence.preemptions > 0
+        if sequence.first_scheduled_s is None:
+            sequence.first_scheduled_s = draft.now
+        if sequence.paused_at_s is not None:
+            sequence.preempted_s += draft.now - sequence.paused_at_s
+            sequence.paused_at_s = None
+        draft.admissions.append(Admission(sequence.row, sequence.sequence_id, sequence.request, sequence.outputs))
+        self._events.append(Admitted(draft.now, sequence.sequence_id, sequence.row, resumed))
+
+    def back_to_line(self, sequence: Sequence) -> None:
+        """It was seated and found no room: it keeps its place in the queue."""
+        sequence.state = SequenceState.WAITING
+
+    def preempt(self, row: int, draft: Draft) -> None:
+        """The row's sequence gives up its state and returns to the queue; what is in flight for it is forgotten."""
+        sequence = self.running.sequence(row)
+        computed = int(self.cache.committed[row])
+        blocks = self._leave([row])
+        draft.withdraw(row)
+        draft.preempted += 1
+        sequence.preemptions += 1
+        sequence.recomputed_tokens += computed
+        sequence.paused_at_s = draft.now
+        self.waiting.push(sequence, returned=True)
+        self._events.append(Preempted(draft.now, sequence.sequence_id, "recompute", computed, blocks))
+
+    def release_ended_seats(self) -> bool:
+        """Give back what ended members of a whole batch still hold; False when there are none."""
+        ended = self.running.order[self.running.done[self.running.order]].tolist()
+        if ended:
+            self._leave(ended)
+        return bool(ended)
+
+    # -- learn --------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Learn what a plan came to. Sequences that left meanwhile are not in their rows: theirs is dropped."""
+        self.in_flight -= 1
+        alive = (self.running.sequence_id[plan.rows] == plan.sequence_ids) & ~self.running.done[plan.rows]
+        for index, reason in result.failures:
+            if alive[index]:
+                alive[index] = False
+                self._finish([int(plan.rows[index])], "error", now, error=reason)
+        everyone = bool(alive.all())
+        rows = plan.rows if everyone else plan.rows[alive]
+        ends = (plan.starts + plan.counts).astype(np.int64)
+        self.cache.commit(rows, ends if everyone else ends[alive])
+        self.cache.settle(plan.number)
+        got = alive & plan.samples
+        self._learn_tokens(plan, result, now, slice(None) if got.all() else np.flatnonzero(got))
+
+    def _learn_tokens(self, plan: StepPlan, result: StepResult, now: float, got: slice | Int64) -> None:
+        rows, tokens = plan.rows[got], result.tokens[got]
+        if not len(rows):
+            return
+        self.running.learn(rows, tokens)
+        sequence_ids = plan.sequence_ids[got]
+        logprobs = {}
+        if result.logprobs:
+            wanted = range(plan.chunks) if isinstance(got, slice) else got.tolist()
+            logprobs = {int(plan.sequence_ids[i]): result.logprobs[i] for i in wanted if i in result.logprobs}
+        self._events.append(StepTokens(now, plan.number, sequence_ids, tokens, logprobs))
+        for row in rows[self.running.known[rows] - self.running.prompt[rows] == 1].tolist():
+            self.running.sequence(row).first_token_s = now
+        stopped, full = self.running.ended_by(rows, tokens)
+        for index in np.flatnonzero(stopped | full).tolist():
+            reason: FinishReason = "stop" if stopped[index] else "length"
+            self._finish([int(rows[index])], reason, now, stop_token=int(tokens[index]) if stopped[index] else None)
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def _finish(
+        self,
+        rows: ListLike[int],
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        """The sequences in these rows have ended. In a whole batch their seats wait for the others."""
+        for row in rows:
+            sequence = self.running.sequence(row)
+            held = [int(table.counts[row]) for table in self.cache.tables]
+            self._note_peak(sequence, held)
+            outputs = int(self.running.known[row] - self.running.prompt[row])
+            self.running.done[row] = True
+            del self._sequences[sequence.sequence_id]
+            self._report_end(sequence, reason, now, outputs=outputs, stop_token=stop_token, error=error)
+        order = self.running.order
+        if not self.policies.batching.whole_batches:
+            self._leave(rows)
+        elif self.running.done[order].all():
+            self._leave(order.tolist())
+
+    def _leave(self, rows: ListLike[int]) -> int:
+        """Empty the seats and release their blocks; returns how many."""
+        blocks = 0
+        for row in rows:
+            held = [int(table.counts[row]) for table in self.cache.tables]
+            self._note_peak(self.running.sequence(row), held)
+            blocks += self.cache.release(row)
+        self.running.unseat(rows)
+        return blocks
+
+    def _end_early(self, sequence_id: int, now: float, reason: FinishReason, error: str | None) -> bool:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return False
+        if sequence.state is SequenceState.RUNNING:
+            self._finish([sequence.row], reason, now, error=error)
+        else:
+            self.waiting.remove(sequence)
+            del self._sequences[sequence_id]
+            self._report_end(sequence, reason, now, outputs=len(sequence.outputs), error=error)
+        return True
+
+    @staticmethod
+    def _note_peak(sequence: Sequence, held: list[int]) -> None:
+        peak = sequence.peak_blocks or [0] * len(held)
+        sequence.peak_blocks = [max(a, b) for a, b in zip(peak, held, strict=True)]
+
+    def _report_end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        outputs: int = 0,
+        stop_token: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        sequence.state = SequenceState.FINISHED
+        record = self._record(sequence, now, outputs)
+        self._events.append(Finished(now, sequence.sequence_id, reason, stop_token, record, error))
+
+    def _record(self, sequence: Sequence, now: float, outputs: int) -> RequestRecord:
+        scheduled = now if sequence.first_scheduled_s is None else sequence.first_scheduled_s
+        first = sequence.first_token_s
+        paused = 0.0 if sequence.paused_at_s is None else now - sequence.paused_at_s
+        names = [group.name for group in self.cache.layout.groups]
+        return RequestRecord(
+            request_id=sequence.request.request_id,
+            choice=sequence.request.choice,
+            input_tokens=sequence.request.prompt_tokens,
+            cached_tokens={},
+            output_tokens=outputs,
+            allocated_blocks=dict(zip(names, sequence.peak_blocks or [0] * len(names), strict=True)),
+            attention_mode=self.limits.attention_mode,
+            cache_dtype=self.limits.cache_dtype,
+            queue_time=scheduled - sequence.arrival_s,
+            prefill_time=(now if first is None else first) - scheduled,
+            decode_time=0.0 if first is None else now - first,
+            preempted_time=sequence.preempted_s + paused,
+            preemptions=sequence.preemptions,
+            arrival_s=sequence.arrival_s,
+            first_token_s=first,
+            finished_s=now,
+            recomputed_tokens=sequence.recomputed_tokens,
+        )
