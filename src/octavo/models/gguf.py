@@ -1,0 +1,155 @@
+"""Loads a GGUF file through Transformers, after `gguf_file` has found the file whole.
+
+Weights are unpacked to plain tensors at load. What Transformers' reader would leave out without a word
+(rope factors, a pre-tokenizer it does not know) is refused here, or set right where the rule is known.
+The invariant: every tensor of the file went into the model, and every parameter came from the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.utils.quantization_config import GgufConfig
+
+from octavo.errors import ModelError
+from octavo.models.files import Checkpoint
+from octavo.models.gguf_file import GgufHeader, parts_of, read_gguf, refuse_missing_parts
+from octavo.models.quiet import quiet_transformers
+from octavo.models.weight_files import TensorEntry, model_error
+
+# Tensors that change the positions' rotation, and that Transformers' reader drops.
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+# How GGUF files name the byte-level pre-tokenizers that split as GPT-2 does, without and with single digits.
+_PLAIN_BYTE_LEVEL = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+
+_CONVERT = "Use the original safetensors checkpoint instead"
+
+
+def check_gguf(path: Path) -> GgufHeader:
+    """The header of a whole, single-file GGUF that can be served exactly. Raises `ModelError` otherwise."""
+    refuse_missing_parts(path)
+    parts = parts_of(path)
+    if len(parts) > 1:
+        what = f"{path.name} is split into {len(parts)} parts, which must be one file"
+        remedy = f"Join them: llama-gguf-split --merge {parts[0].name} {path.name.rsplit('-', 3)[0]}.gguf"
+        raise model_error(path, what, remedy)
+    header = read_gguf(path)
+    for tensor in header.tensors:
+        if tensor.name in _ROPE_FACTORS:
+            what = f"{path.name} keeps its rope scaling in the tensor {tensor.name}, which Transformers does not read"
+            raise model_error(path, what, _CONVERT)
+    scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
+    if scaling != "none" and header.architecture not in ("gpt-oss", "gpt_oss"):
+        what = f"{path.name} asks for rope scaling of type {scaling!r}, which Transformers does not read from GGUF"
+        raise model_error(path, what, _CONVERT)
+    return header
+
+
+def gguf_checkpoint(header: GgufHeader) -> Checkpoint:
+    """The header in the form in which all checkpoints are described."""
+    config = {key: value for key, value in header.metadata.items() if not key.startswith("tokenizer.")}
+    tensors = {
+        tensor.name: TensorEntry(
+            tensor.name, tensor.type_name, tensor.shape, header.path, tensor.start_byte, tensor.bytes
+        )
+        for tensor in header.tensors
+    }
+    return Checkpoint("gguf", header.path, config, tensors)
+
+
+def load_gguf_config(path: Path) -> Any:
+    """The Transformers config that the file's metadata amount to."""
+    with quiet_transformers():
+        try:
+            config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+        except Exception as error:  # a reader that fails on a file found whole: an architecture it lacks
+            what = f"Transformers cannot build a config from {path.name} ({error})"
+            raise model_error(path, what, _CONVERT) from error
+    return config
+
+
+def load_gguf_model(path: Path, header: GgufHeader, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model with all weights unpacked to `dtype`, in eval mode on `device`."""
+    with quiet_transformers():
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                str(path.parent),
+                config=config,
+                gguf_file=path.name,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
+            )
+        except Exception as error:
+            what = f"Transformers cannot load {path.name} ({type(error).__name__}: {error})"
+            raise model_error(path, what, _CONVERT) from error
+    _check_all_used(path, header, model, info)
+    return model.eval().to(device)
+
+
+def _check_all_used(path: Path, header: GgufHeader, model: Any, info: dict[str, Any]) -> None:
+    """Every parameter came from the file, and (counting elements) every tensor went into the model."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        what = f"{path.name} lacks {len(missing)} weights of a {header.architecture} model: {', '.join(missing[:8])}"
+        raise model_error(path, what, "Download a complete GGUF of this model")
+    if info["mismatched_keys"]:
+        name, found, expected = sorted(info["mismatched_keys"])[0]
+        what = f"{path.name} holds {name} as {list(found)}, and its metadata asks for {list(expected)}"
+        raise model_error(path, what, "Download the file again, or convert the model again")
+    held = sum(_elements(tensor.shape) for tensor in header.tensors)
+    loaded = sum(parameter.numel() for parameter in model.parameters())
+    if held > loaded:
+        what = (f"{path.name} holds {held} weights, and the {header.architecture} model that Transformers builds from it"
+                f" takes {loaded}: {held - loaded} would be left out")  # fmt: skip
+        raise model_error(path, what, _CONVERT)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    return elements
+
+
+def load_gguf_tokenizer(path: Path, header: GgufHeader) -> Any:
+    """The tokenizer that the file's metadata describe, splitting text as the file asks."""
+    if "tokenizer.ggml.tokens" not in header.metadata:
+        raise ModelError("tokenizer", str(path), f"{path.name} holds no tokenizer. Name one with tokenizer=, or pass "
+                                                 "skip_tokenizer_init=True and prompts of token ids")  # fmt: skip
+    with quiet_transformers():
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                str(path.parent), gguf_file=path.name, local_files_only=True
+            )
+        except Exception as error:
+            raise ModelError("tokenizer", str(path), f"Transformers cannot build the tokenizer of {path.name} ({error})."
+                                                     " Name another with tokenizer=") from error  # fmt: skip
+    _set_splitting(path, header, tokenizer)
+    return tokenizer
+
+
+def _set_splitting(path: Path, header: GgufHeader, tokenizer: Any) -> None:
+    """Byte-level vocabularies differ in how text is cut first; a rule not known here is refused, not guessed."""
+    if header.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return
+    rule = header.metadata.get("tokenizer.ggml.pre")
+    if rule in GGUF_PRE_TOKENIZER_SPLITS or rule in _PLAIN_BYTE_LEVEL:
+        return
+    if rule in _SINGLE_DIGITS:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        return
+    raise ModelError("tokenizer", str(path), f"{path.name} splits text by the rule {rule!r}, which is not known, so "
+                                             "its tokens could differ from the model's. Name a tokenizer directory "
+                                             "or hub id with tokenizer=")  # fmt: skip
