@@ -28,7 +28,8 @@ def free_plus_allocated_is_total(cache: KVCache) -> None:
     _require(
         "free-plus-allocated",
         not len(odd),
-        f"{len(free)} free + {len(owned)} allocated of {pool.slabs} slabs; slab {_first(odd)} counted {_at(seen, odd)}x",
+        f"{len(free)} free + {len(owned)} allocated of {pool.slabs} slabs; "
+        f"slab {_first(odd)} counted {_at(seen, odd)} times",
     )
 
 
@@ -200,5 +201,5 @@ def _first(indices: Int64) -> int | str:
     return int(indices[0]) if len(indices) else "-"
 
 
-def _at(values: np.ndarray, indices: Int64) -> int | str:  # type: ignore[type-arg]
+def _at(values: np.ndarray, indices: Int64) -> int | str:
     return int(values[indices[0]]) if len(indices) else "-"

@@ -114,7 +114,7 @@ def committed_slabs(scheduler: Scheduler) -> int:
     return total + draining
 
 
-def _beyond(scheduler: Scheduler, rows: np.ndarray, tokens: Int64) -> int:  # type: ignore[type-arg]
+def _beyond(scheduler: Scheduler, rows: np.ndarray, tokens: Int64) -> int:
     """Slabs to be added so that each row has room for `tokens` positions."""
     total = 0
     for group, table in zip(scheduler.cache.layout.groups, scheduler.cache.tables, strict=True):

@@ -45,7 +45,7 @@ def checked_limit(request: Request, limits: Limits, cache: KVCache, allocation: 
     """
     prompt_array(request.prompt_token_ids, vocab_size=limits.vocab_size)
     prompt, asked = request.prompt_tokens, request.params.max_tokens
-    if prompt >= limits.max_model_len and asked != 0 or prompt > limits.max_model_len:
+    if (prompt >= limits.max_model_len and asked != 0) or prompt > limits.max_model_len:
         raise RequestError(
             "prompt", f"{prompt} tokens", f"the context holds {limits.max_model_len}; shorten the prompt"
         )

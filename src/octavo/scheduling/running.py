@@ -122,7 +122,7 @@ class RunningSet:
         self.known[rows] += 1
         self.pending[rows] -= 1
 
-    def ended_by(self, rows: Int32, tokens: Int32) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    def ended_by(self, rows: Int32, tokens: Int32) -> tuple[np.ndarray, np.ndarray]:
         """Two masks: the token is one of the row's stop ids; the row has reached its limit."""
         stopped = (self.stop_ids[rows] == tokens[:, None]).any(axis=1)
         return stopped, self.known[rows] >= self.limit[rows]
