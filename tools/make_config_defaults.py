@@ -110,7 +110,7 @@ def text_part(cls: type) -> str | None:
         if part.__name__ == "AutoConfig":
             try:
                 return str(getattr(cls(), name).model_type)
-            except Exception:  # a class that cannot be built without arguments has no default part
+            except Exception:  # noqa: BLE001 - a class that cannot be built without arguments has no default part
                 return None
         return text_part(part) or str(part.model_type)
     return None
@@ -145,7 +145,7 @@ def override_of_full_layers(cls: type) -> dict[str, Any]:
         config = cls(num_hidden_layers=12)
         views, types = config.per_layer_config, config.layer_types
         widths = {kind: views[types.index(kind)].head_dim for kind in ("full_attention", "sliding_attention")}
-    except Exception:  # most classes have no such thing
+    except Exception:  # noqa: BLE001 - most classes have no such thing
         return {}
     full, sliding = widths["full_attention"], widths["sliding_attention"]
     return {"global_head_dim": full} if full != sliding else {}
@@ -155,7 +155,7 @@ def window_beyond_size(cls: type) -> int:
     """How far the window exceeds a `sliding_window_size` in the file: 1 where the class counts the query apart."""
     try:
         windows = [int(cls(sliding_window_size=size, num_hidden_layers=12).sliding_window) for size in (100, 200)]
-    except Exception:  # no windows, or not by this name
+    except Exception:  # noqa: BLE001 - no windows, or not by this name
         return 0
     return windows[0] - 100 if windows[1] - windows[0] == 100 else 0
 
@@ -190,7 +190,7 @@ def window_rule(cls: type, names: set[str]) -> dict[str, Any]:
 def probe(cls: type, **options: Any) -> list[str] | None:
     try:
         types = getattr(cls(**options), "layer_types", None)
-    except Exception:  # a class that does not take these options has no such rule
+    except Exception:  # noqa: BLE001 - a class that does not take these options has no such rule
         return None
     return list(types) if isinstance(types, (list, tuple)) and all(isinstance(t, str) for t in types) else None
 

@@ -292,9 +292,9 @@ def _check_int(f: Field[Any], value: Any) -> int:
 
 
 def _check_float(f: Field[Any], value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
         raise ConfigError(f.name, value, f"must be a number{_range(f)}")
-    _within(f, float(value))
+    _within(f, value)
     return float(value)
 
 
@@ -313,7 +313,7 @@ def _check_choice(f: Field[Any], value: Any) -> str:
     return value
 
 
-def _within(f: Field[Any], value: float) -> None:
+def _within(f: Field[Any], value: Any) -> None:
     low, high = f.metadata["low"], f.metadata["high"]
     if (low is not None and value < low) or (high is not None and value > high):
         raise ConfigError(f.name, value, f"must be{_range(f)}")

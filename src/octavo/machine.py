@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.deployment import Facts
 from octavo.errors import ConfigError
+from octavo.geometry.dtypes import Dtype
 
 _UNLIMITED = 2**60
 """Control groups v1 write a number of about 2**63 for no limit."""
@@ -41,6 +43,22 @@ def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
             total, granted_by = limit, "control group"
         available = min(available, max(0, limit - used))
     return Machine(total, min(available, total), granted_by, _cores(proc, cgroup), _resident(proc))
+
+
+def cpu_facts(machine: Machine, *, weights_bytes: int, weights_dtype: Dtype, weights_loaded: bool = False) -> Facts:
+    """The facts of a CPU engine. Read the machine before the weights, or say that they are loaded."""
+    process_bytes = max(0, machine.process_bytes - (weights_bytes if weights_loaded else 0))
+    return Facts(
+        device="cpu",
+        total_bytes=machine.total_bytes,
+        available_bytes=machine.available_bytes,
+        weights_bytes=weights_bytes,
+        weights_dtype=weights_dtype,
+        weights_loaded=weights_loaded,
+        process_bytes=process_bytes,
+        cores=machine.cores,
+        granted_by=machine.granted_by,
+    )
 
 
 def _meminfo(proc: Path) -> tuple[int, int]:

@@ -114,7 +114,11 @@ def _listed(fields: Fields, listed: Sequence[Any], count: int, name: str = "laye
 
 
 def _windows_apply(fields: Fields) -> bool:
-    if not fields.understood("sliding_window") or fields.entry.get("layer_cycle") == [FULL] or fields.flag("use_sliding_window") is False:
+    if (
+        not fields.understood("sliding_window")
+        or fields.entry.get("layer_cycle") == [FULL]
+        or fields.flag("use_sliding_window") is False
+    ):
         return False
     return fields.get("sliding_window") is not None
 
@@ -125,7 +129,9 @@ def _window_types(fields: Fields, count: int) -> list[str]:
     pattern = fields.get("sliding_window_pattern")
     if isinstance(pattern, str):
         if not pattern or set(pattern) - {"L", "G"}:
-            raise ConfigError("sliding_window_pattern", pattern, "must be a number, or made of L (local) and G (global)")
+            raise ConfigError(
+                "sliding_window_pattern", pattern, "must be a number, or made of L (local) and G (global)"
+            )
         kinds = [SLIDING if pattern[i % len(pattern)] == "L" else FULL for i in range(count)]
         return [*kinds[:-1], FULL]  # where the pattern is spelled out, the last layer is global whatever it says
     if pattern is not None:

@@ -17,7 +17,7 @@ from octavo.geometry.fields import Fields, defaults_table
 from octavo.geometry.kinds import refuse_unruled
 from octavo.geometry.latent import UNDERSTOOD, is_latent, latent_layers
 from octavo.geometry.model import ModelGeometry
-from octavo.geometry.state import LayerState
+from octavo.geometry.state import Borrowed, LayerState
 
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config", "llm")
 _ENCODER_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -140,8 +140,10 @@ def _notes(fields: Fields, path: str, layers: tuple[LayerState, ...]) -> tuple[s
     if raw_type := fields.model_type if fields.raw.get("model_type") is None and not path else "":
         notes.append(f"the config names no model_type; taken as {raw_type!r} from its architecture")
     if not fields.known:
-        notes.append(f"model_type {fields.model_type!r} is not in the table of defaults: every figure is the file's own")
-    borrowed = sum(1 for state in layers if type(state).__name__ == "Borrowed")
+        notes.append(
+            f"model_type {fields.model_type!r} is not in the table of defaults: the figures are the file's own"
+        )
+    borrowed = sum(isinstance(state, Borrowed) for state in layers)
     if borrowed:
         notes.append(f"{borrowed} layers read another layer's state and keep none of their own")
     if fields.flag("new_decoder_architecture"):

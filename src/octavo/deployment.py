@@ -1,0 +1,402 @@
+"""`Deployment`: what was decided from what was asked, each field with its reason.
+
+Pure arithmetic over `Config`, `ModelGeometry` and `Facts` (what the device grants and what is
+loaded on it). Nothing is allocated here; whoever builds the engine builds it from this value.
+Invariant: the ledger sums exactly to its total, and its KV line is slabs x slab bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.config import Config
+from octavo.errors import ConfigError
+from octavo.geometry.dtypes import Dtype, dtype_named
+from octavo.geometry.model import ModelGeometry
+from octavo.geometry.state import Growing, Stateless, Windowed
+from octavo.memory.layout import BlockOrder, Layout, make_layout, served_groups
+from octavo.planner.ledger import Ledger, StepLimits, make_ledger, predict_runtime
+
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_BATCHED_TOKENS = 2048
+DEFAULT_UTILIZATION = 0.9
+CPU_SHARE, CPU_MOST_BYTES = 0.4, 4 * 2**30
+"""On CPU, unless asked for more: this share of what is free now, and at most this many bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is true of the device and the checkpoint before anything is decided."""
+
+    device: str
+    """`cpu`, `cuda` or `cuda:N`."""
+    total_bytes: int
+    """Memory granted: of the GPU, or of the machine or its control group."""
+    available_bytes: int
+    """Of that, free now."""
+    weights_bytes: int
+    weights_dtype: Dtype
+    """In which the model computes."""
+    weights_loaded: bool = False
+    """Whether `available_bytes` was read with the weights already in place."""
+    process_bytes: int = 0
+    """What this process held on the device before the weights."""
+    cores: int = 1
+    granted_by: str = "the device"
+    block_order: BlockOrder = "tokens_heads"
+    """What the attention kernels read."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Free once the weights are in place."""
+        return self.available_bytes - (0 if self.weights_loaded else self.weights_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the start table."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    config: Config
+    geometry: ModelGeometry
+    facts: Facts
+    layout: Layout
+    slabs: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    ledger: Ledger
+    limit: str
+    """Which limit fixed the size of the pool."""
+    reasons: tuple[tuple[str, str], ...] = ()
+    """(field, why), for every field above that was decided."""
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def kv_dtype(self) -> Dtype:
+        return self.geometry.kv_dtype
+
+    @property
+    def block_size(self) -> int:
+        return self.layout.groups[0].block_tokens
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.slabs * self.layout.slab_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the first group when it has the whole pool: all there are in a one-group model."""
+        return self.slabs * self.layout.groups[0].blocks_per_slab
+
+    @property
+    def kv_tokens(self) -> int:
+        """Positions that one sequence alone could hold."""
+        return tokens_in(self.layout, self.slabs)
+
+    @property
+    def device(self) -> str:
+        return self.facts.device
+
+    def reason(self, name: str) -> str:
+        return dict(self.reasons)[name]
+
+    def blocks_per_request(self) -> tuple[tuple[int, int], ...]:
+        """(length, blocks) at three lengths: a block, a quarter of the longest sequence, and the longest."""
+        lengths = sorted({min(self.block_size, self.max_model_len), -(-self.max_model_len // 4), self.max_model_len})
+        return tuple((n, sum(g.blocks_for(n) for g in self.layout.groups)) for n in lengths)
+
+    def rows(self) -> tuple[Row, ...]:
+        """The start table: what was decided and why, then the ledger, then what follows from them."""
+        return (*self._decided_rows(), *self._ledger_rows(), *self._pool_rows())
+
+    def _decided_rows(self) -> tuple[Row, ...]:
+        g, cache, scheduler = self.geometry, self.config.cache, self.config.scheduler
+        values = {
+            "device": self.device,
+            "geometry": f"{g.num_layers} layers, {g.attention_mode}",
+            "bytes per token": f"{g.bytes_per_token:,}",
+            "kv_cache_dtype": str(self.kv_dtype),
+            "block_size": str(self.block_size),
+            "KV cache": f"{self.kv_bytes:,} B",
+            "blocks": f"{self.num_blocks:,}",
+            "max_model_len": f"{self.max_model_len:,}",
+            "max_num_seqs": f"{self.max_num_seqs:,}",
+            "max_num_batched_tokens": f"{self.max_num_batched_tokens:,}",
+            "allocation": cache.allocation,
+            "batching": scheduler.batching,
+            "admission": scheduler.admission,
+            "preemption": scheduler.preemption,
+            "reuse": cache.reuse,
+        }
+        why = dict(self.reasons)
+        return tuple(Row(name, value, why.get(name, "")) for name, value in values.items())
+
+    def _ledger_rows(self) -> tuple[Row, ...]:
+        rows = []
+        for line in self.ledger.lines:
+            measured = "" if line.measured_bytes is None else f" (measured {line.measured_bytes:,} B)"
+            rows.append(Row(f"ledger: {line.label}", f"{line.predicted_bytes:,} B{measured}", line.basis))
+        rows.append(
+            Row("ledger: total", f"{self.ledger.total_bytes:,} B", "weights + runtime + KV + headroom, summed exactly")
+        )
+        return tuple(rows)
+
+    def _pool_rows(self) -> tuple[Row, ...]:
+        pool = Row(
+            "pool",
+            f"{self.kv_bytes:,} B = {self.slabs:,} x {self.layout.slab_bytes:,} B",
+            f"one slab holds {self.block_size} positions of {self.geometry.bytes_per_token:,} B",
+        )
+        if len(self.layout.groups) > 1:
+            pool = Row(pool.name, pool.value, "slabs are shared by groups of different block bytes")
+        lengths = tuple(
+            Row(
+                f"blocks of {n:,} tokens", f"{blocks:,}", f"the pool holds {self.num_blocks // blocks:,} such sequences"
+            )
+            for n, blocks in self.blocks_per_request()
+        )
+        return (pool, *lengths)
+
+
+def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
+    """Everything that was not asked, and what became of what was.
+
+    `geometry` is already in the element type that `kv_dtype_for` names. Raises `ConfigError` with
+    the arithmetic where the model does not fit or keeps state that is not served.
+    """
+    _require_served(geometry)
+    layout = make_layout(served_groups(geometry.layers), config.cache.block_size, facts.block_order)
+    asked_len, len_reason = _asked_length(config, geometry)
+    seqs, seqs_reason, tokens, tokens_reason = _asked_step(config)
+    free = facts.free_bytes
+    if free < 0:
+        raise ConfigError(
+            "model",
+            f"{facts.weights_bytes:,} B of weights",
+            f"do not fit: {facts.available_bytes:,} B are free of the {facts.total_bytes:,} B that "
+            f"{facts.granted_by} grants; use a smaller model or dtype, or free memory",
+        )
+    most_slabs = free // layout.slab_bytes
+    bound_len = min(asked_len or geometry.context_length or 2**40, max(1, tokens_in(layout, most_slabs)))
+    bound = _limits(config, facts, (tokens, seqs, bound_len), most_slabs * layout.groups[0].blocks_per_slab)
+    slabs, limit = _pool_slabs(config, layout, facts, sum(n.predicted_bytes for n in predict_runtime(geometry, bound)))
+    held = tokens_in(layout, slabs)
+    warnings: list[str] = []
+    max_len, len_reason = _cut_length(asked_len, len_reason, held, warnings)
+    seqs, seqs_reason = _cut_seqs(seqs, seqs_reason, slabs, tokens)
+    final = _limits(config, facts, (tokens, seqs, max_len), slabs * layout.groups[0].blocks_per_slab)
+    ledger = make_ledger(
+        geometry,
+        weights_bytes=facts.weights_bytes,
+        runtime=predict_runtime(geometry, final),
+        kv_bytes=slabs * layout.slab_bytes,
+        headroom_bytes=config.cache.headroom_bytes,
+    )
+    reasons = {
+        "max_model_len": len_reason,
+        "max_num_seqs": seqs_reason,
+        "max_num_batched_tokens": tokens_reason,
+        **_plain_reasons(config, geometry, facts, limit),
+    }
+    return Deployment(
+        config=config,
+        geometry=geometry,
+        facts=facts,
+        layout=layout,
+        slabs=slabs,
+        max_model_len=max_len,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        ledger=ledger,
+        limit=limit,
+        reasons=tuple(reasons.items()),
+        warnings=tuple(warnings),
+    )
+
+
+def kv_dtype_for(config: Config, weights_dtype: Dtype) -> Dtype:
+    """The element type in which keys and values are kept: what was asked, else what the model computes in."""
+    asked = config.cache.kv_cache_dtype
+    return weights_dtype if asked == "auto" else dtype_named(asked, field="kv_cache_dtype")
+
+
+def tokens_in(layout: Layout, slabs: int) -> int:
+    """The most positions of one sequence that `slabs` slabs hold, when nothing else is there."""
+    low, high = 0, slabs * max(g.blocks_per_slab * max(1, g.block_tokens) for g in layout.groups)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.slabs_for(middle) <= slabs:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _require_served(geometry: ModelGeometry) -> None:
+    """Only keys and values per head, over all positions or a window, are served exactly today."""
+    for index, state in enumerate(geometry.layers):
+        if isinstance(state, Stateless):
+            continue
+        if isinstance(state, (Growing, Windowed)):
+            names = tuple(component.name for component in state.components)
+            if names == ("k", "v"):
+                continue
+            kind = f"{geometry.attention_mode} ({' + '.join(names)})"
+        else:
+            kind = f"{type(state).__name__} state"
+        raise ConfigError(
+            "model",
+            geometry.model_type,
+            f"layer {index} keeps {kind}, which can be planned but is not served yet; served are MHA, GQA and MQA",
+        )
+
+
+def _asked_length(config: Config, geometry: ModelGeometry) -> tuple[int | None, str]:
+    asked, context = config.model.max_model_len, geometry.context_length
+    if asked is None:
+        if context is None:
+            return None, "the config names no context length: as much as the pool holds"
+        return context, "the model's context length"
+    if context is not None and asked > context:
+        raise ConfigError("max_model_len", asked, f"the model was made for {context} positions; ask for at most that")
+    return asked, "as asked"
+
+
+def _cut_length(asked: int | None, reason: str, held: int, warnings: list[str]) -> tuple[int, str]:
+    if asked is None or held >= asked:
+        return (held if asked is None else asked), reason
+    warnings.append(
+        f"the context limit of {asked:,} tokens is larger than the pool, which holds {held:,}: "
+        "longer requests are refused"
+    )
+    return held, f"cut from {asked:,} ({reason}): the pool holds no more"
+
+
+def _asked_step(config: Config) -> tuple[int, str, int, str]:
+    """(sequences, why, tokens, why) before the pool is known."""
+    seqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    seqs_reason = "as asked" if seqs is not None else "default"
+    tokens_reason = "as asked" if tokens is not None else "default"
+    seqs = DEFAULT_MAX_NUM_SEQS if seqs is None else seqs
+    if tokens is None:
+        tokens = max(DEFAULT_BATCHED_TOKENS, seqs)
+        if tokens > DEFAULT_BATCHED_TOKENS:
+            tokens_reason = "raised to max_num_seqs: every running sequence needs a token a step"
+    return seqs, seqs_reason, tokens, tokens_reason
+
+
+def _cut_seqs(seqs: int, reason: str, slabs: int, tokens: int) -> tuple[int, str]:
+    """No more rows than tokens in a step, nor than sequences that could hold a block each."""
+    if seqs > tokens:
+        seqs, reason = tokens, f"cut from {seqs:,} ({reason}): a step has {tokens:,} tokens, one per running sequence"
+    if seqs > slabs:
+        seqs, reason = slabs, f"cut from {seqs:,} ({reason}): the pool holds {slabs:,} sequences of one block"
+    return seqs, reason
+
+
+def _limits(config: Config, facts: Facts, sizes: tuple[int, int, int], kv_blocks: int) -> StepLimits:
+    tokens, seqs, length = sizes
+    return StepLimits(
+        max_num_batched_tokens=tokens,
+        max_num_seqs=min(seqs, tokens),
+        max_model_len=length,
+        block_tokens=config.cache.block_size,
+        kv_blocks=kv_blocks,
+        compute_dtype=facts.weights_dtype,
+        device=facts.device.partition(":")[0],
+        process_bytes=facts.process_bytes,
+    )
+
+
+def _pool_slabs(config: Config, layout: Layout, facts: Facts, runtime_bytes: int) -> tuple[int, str]:
+    """Slabs of the pool and the limit that fixed them: the smallest of all that apply."""
+    cache = config.cache
+    limits = [_memory_limit(config, facts, runtime_bytes)]
+    limits = [(max(0, size) // layout.slab_bytes, why) for size, why in limits]
+    if cache.kv_cache_memory_bytes is not None:
+        size = cache.kv_cache_memory_bytes
+        limits.append((size // layout.slab_bytes, f"kv_cache_memory_bytes={size:,}"))
+    if cache.num_gpu_blocks_override is not None:
+        count = cache.num_gpu_blocks_override
+        limits.append((count // layout.groups[0].blocks_per_slab, f"num_gpu_blocks_override={count:,}"))
+    if cache.max_kv_tokens is not None:
+        limits.append((_slabs_within(layout, cache.max_kv_tokens), f"max_kv_tokens={cache.max_kv_tokens:,}"))
+    slabs, why = min(limits, key=lambda limit: limit[0])
+    least = layout.slabs_for(1)
+    if slabs < least:
+        raise ConfigError(
+            "kv_cache",
+            f"{slabs} blocks",
+            f"the pool must hold at least {least} of {layout.slab_bytes:,} B ({cache.block_size} tokens), but {why}",
+        )
+    return slabs, why
+
+
+def _slabs_within(layout: Layout, tokens: int) -> int:
+    """Slabs whose positions number at most `tokens`: a cap rounds down to whole blocks."""
+    whole = tokens // layout.groups[0].block_tokens * layout.groups[0].block_tokens
+    return layout.slabs_for(whole) if whole else 0
+
+
+def _memory_limit(config: Config, facts: Facts, runtime_bytes: int) -> tuple[int, str]:
+    """Bytes that memory leaves for KV, and the arithmetic in words."""
+    cache, cpu = config.cache, facts.device == "cpu"
+    # what the process held at start is in the ledger, but it is no longer in the free bytes
+    needed = runtime_bytes - facts.process_bytes + cache.headroom_bytes
+    free = facts.free_bytes - needed
+    free_words = (
+        f"{facts.free_bytes:,} B free with the weights loaded - {runtime_bytes - facts.process_bytes:,} runtime "
+        f"- {cache.headroom_bytes:,} headroom = {max(0, free):,} B"
+    )
+    share = cache.gpu_memory_utilization
+    if share is None and _capped(config):
+        return free, f"what is left: {free_words}"
+    if share is None and cpu:
+        modest = min(int(CPU_SHARE * facts.free_bytes), CPU_MOST_BYTES)
+        if modest < free:
+            return modest, (
+                f"the default on CPU: {CPU_SHARE:.0%} of {facts.free_bytes:,} B free, at most {CPU_MOST_BYTES:,} B; "
+                "ask for more with gpu_memory_utilization or kv_cache_memory_bytes"
+            )
+        return free, f"what is left: {free_words}"
+    share = DEFAULT_UTILIZATION if share is None else share
+    granted = int(share * facts.total_bytes)
+    left = granted - facts.weights_bytes - runtime_bytes - cache.headroom_bytes
+    if free < left:
+        return free, f"what is left: {free_words} (less than gpu_memory_utilization={share:g} would take)"
+    return left, (
+        f"gpu_memory_utilization={share:g} of {facts.total_bytes:,} B granted by {facts.granted_by} "
+        f"- {facts.weights_bytes:,} weights - {runtime_bytes:,} runtime - {cache.headroom_bytes:,} headroom "
+        f"= {max(0, left):,} B"
+    )
+
+
+def _capped(config: Config) -> bool:
+    """Whether the user sized the pool in some other way than by a share of memory."""
+    cache = config.cache
+    return (cache.kv_cache_memory_bytes, cache.num_gpu_blocks_override, cache.max_kv_tokens) != (None, None, None)
+
+
+def _plain_reasons(config: Config, geometry: ModelGeometry, facts: Facts, limit: str) -> dict[str, str]:
+    auto = config.cache.kv_cache_dtype == "auto"
+    return {
+        "device": f"{facts.total_bytes:,} B granted by {facts.granted_by}, {facts.cores} cores",
+        "geometry": "; ".join(geometry.notes) or "read from the model's config",
+        "bytes per token": "the sum over layers of keys and values",
+        "kv_cache_dtype": "auto: what the model computes in" if auto else "as asked",
+        "block_size": "positions per block",
+        "KV cache": limit,
+        "blocks": "KV cache / bytes of a block",
+        "allocation": "where a sequence's state lives",
+        "batching": "when a request enters and leaves",
+        "admission": "who gets in",
+        "preemption": "what becomes of a sequence that gives way",
+        "reuse": "whether a finished block may serve another request",
+    }

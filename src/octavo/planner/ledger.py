@@ -1,0 +1,229 @@
+"""The ledger: where the memory goes. `total = weights + runtime + KV + headroom`, exact in bytes.
+
+Owns the sum, its lines, and the prediction of what running needs besides weights and KV
+(`predict_runtime`). Every predicted line carries the formula it came from and has room for what
+was measured. Bytes of attention state come from the geometry; there is no formula for them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.errors import ConfigError
+from octavo.geometry.dtypes import Dtype
+from octavo.geometry.model import ModelGeometry
+from octavo.geometry.state import Growing, Windowed
+
+LOGIT_BYTES = 4
+"""Logits are sampled from in float32."""
+CUDA_CONTEXT_BYTES = 512 * 2**20
+"""What a CUDA context, its libraries' kernels and a matmul workspace are taken to need, until measured."""
+QUERY_ROWS = 256
+"""Queries that the reference attention masks together."""
+
+TEMPORARY = "temporary buffers"
+LOGITS = "logits"
+WORKSPACE = "attention workspace"
+TABLES = "block tables and token columns"
+KERNELS = "kernels"
+GRAPHS = "graph captures"
+ALLOCATOR = "allocator metadata"
+OTHER = "other engine state"
+RUNTIME_LINES = (TEMPORARY, LOGITS, WORKSPACE, TABLES, KERNELS, GRAPHS, ALLOCATOR, OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One item of the ledger: predicted bytes, the formula, and the measured bytes where there are any."""
+
+    label: str
+    predicted_bytes: int
+    basis: str
+    measured_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("predicted_bytes", self.predicted_bytes), ("measured_bytes", self.measured_bytes)):
+            if value is not None and value < 0:
+                raise ConfigError(name, value, f"ledger line {self.label!r} must be 0 bytes or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Predicted beside measured. All sums are over predictions; `measured_total` uses what was measured."""
+
+    weights: Line
+    runtime: tuple[Line, ...]
+    kv: Line
+    headroom: Line
+
+    @property
+    def runtime_bytes(self) -> int:
+        return sum(line.predicted_bytes for line in self.runtime)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(line.predicted_bytes for line in self.lines)
+
+    @property
+    def measured_total_bytes(self) -> int | None:
+        """Measured bytes, predictions standing in for lines not measured; None where nothing was measured."""
+        if all(line.measured_bytes is None for line in self.lines):
+            return None
+        return sum(line.predicted_bytes if line.measured_bytes is None else line.measured_bytes for line in self.lines)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return (self.weights, *self.runtime, self.kv, self.headroom)
+
+    def measured(self, found: Mapping[str, int]) -> Ledger:
+        """The same ledger with measured bytes by label. A label that is no line raises `ConfigError`."""
+        labels = [line.label for line in self.lines]
+        for label in found:
+            if label not in labels:
+                raise ConfigError("ledger", label, f"is no line of the ledger; there are {', '.join(labels)}")
+
+        def with_measured(line: Line) -> Line:
+            return replace(line, measured_bytes=found.get(line.label, line.measured_bytes))
+
+        return Ledger(
+            with_measured(self.weights),
+            tuple(with_measured(line) for line in self.runtime),
+            with_measured(self.kv),
+            with_measured(self.headroom),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step and the largest running set: what the runtime's buffers are sized by."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    block_tokens: int
+    kv_blocks: int
+    compute_dtype: Dtype
+    device: str
+    process_bytes: int = 0
+    """What the process held before any of this: interpreter and libraries."""
+
+
+def make_ledger(
+    geometry: ModelGeometry,
+    *,
+    weights_bytes: int,
+    runtime: tuple[Line, ...],
+    kv_bytes: int,
+    headroom_bytes: int,
+) -> Ledger:
+    return Ledger(
+        weights=Line("weights", weights_bytes, "the checkpoint's tensors as they are loaded"),
+        runtime=runtime,
+        kv=Line("KV cache", kv_bytes, kv_basis(geometry)),
+        headroom=Line("headroom", headroom_bytes, "left unallocated on purpose (--headroom-bytes)"),
+    )
+
+
+def kv_basis(geometry: ModelGeometry) -> str:
+    """What the KV line stands for and what it does not."""
+    text = f"{geometry.bytes_per_token:,} B per token; excludes weights, runtime and headroom"
+    if geometry.bytes_per_token_windowed:
+        text += (
+            f"; {geometry.bytes_per_token_windowed:,} B of it are in window layers, "
+            "which attend within their window but are kept at full length for now"
+        )
+    return text
+
+
+def predict_runtime(geometry: ModelGeometry, limits: StepLimits) -> tuple[Line, ...]:
+    """What running takes besides weights, KV and headroom, one line each, in the order of `RUNTIME_LINES`.
+
+    Upper bounds of the largest step: every formula is in its line's `basis`.
+    """
+    return (
+        _temporary(geometry, limits),
+        _logits(geometry, limits),
+        _workspace(geometry, limits),
+        _tables(limits),
+        _kernels(limits),
+        Line(GRAPHS, 0, "predicted: none are captured"),
+        _allocator(limits),
+        Line(OTHER, limits.process_bytes, "measured at start: interpreter, libraries and all loaded code"),
+    )
+
+
+def _temporary(geometry: ModelGeometry, limits: StepLimits) -> Line:
+    """The widest moment of a layer: residual and its norm, with either the attention's or the MLP's activations."""
+    hidden = geometry.hidden_size
+    q_width, kv_width = _attention_widths(geometry)
+    mlp = geometry.intermediate_size if geometry.intermediate_size is not None else 4 * hidden
+    widest = max(2 * q_width + kv_width, 3 * mlp)
+    per_token = limits.compute_dtype.bytes_for((3 * hidden + widest,))
+    basis = (
+        f"predicted: {limits.max_num_batched_tokens:,} tokens x (3 x hidden {hidden:,} + the wider of attention "
+        f"{2 * q_width + kv_width:,} and MLP 3 x {mlp:,}) x {limits.compute_dtype}"
+    )
+    return Line(TEMPORARY, limits.max_num_batched_tokens * per_token, basis)
+
+
+def _attention_widths(geometry: ModelGeometry) -> tuple[int, int]:
+    """(query width, key plus value width) of the widest layer of plain attention."""
+    q_width = kv_width = 0
+    for state in geometry.layers:
+        if isinstance(state, (Growing, Windowed)):
+            kv_width = max(kv_width, sum(component.elements for component in state.components))
+            q_width = max(q_width, geometry.num_attention_heads * state.components[0].shape[-1])
+    return q_width, kv_width
+
+
+def _logits(geometry: ModelGeometry, limits: StepLimits) -> Line:
+    vocab = geometry.vocab_size or 0
+    basis = (
+        f"predicted: {limits.max_num_seqs:,} sequences x vocabulary {vocab:,} x {LOGIT_BYTES} B "
+        "x 3 (logits, sorted or masked copy, probabilities)"
+    )
+    if not vocab:
+        basis = "predicted: 0, since the config names no vocabulary size"
+    return Line(LOGITS, 3 * limits.max_num_seqs * vocab * LOGIT_BYTES, basis)
+
+
+def _workspace(geometry: ModelGeometry, limits: StepLimits) -> Line:
+    """Keys and values of the longest sequence gathered for one layer (kept, a quarter over), and one mask."""
+    gathered = max((_gather_bytes(state) for state in geometry.layers), default=0)
+    queries = min(QUERY_ROWS, limits.max_num_batched_tokens)
+    mask = queries * limits.compute_dtype.bytes_for((limits.max_model_len,))
+    size = limits.max_model_len * gathered * 5 // 4 + mask
+    basis = (
+        f"predicted: {limits.max_model_len:,} positions x {gathered:,} B of one layer's gathered keys and values "
+        f"x 5/4 + a mask of {queries} x {limits.max_model_len:,}"
+    )
+    return Line(WORKSPACE, size, basis)
+
+
+def _gather_bytes(state: object) -> int:
+    return state.bytes_per_token if isinstance(state, (Growing, Windowed)) else 0
+
+
+def _tables(limits: StepLimits) -> Line:
+    """A table of int32 on both sides of the executor seam, and token ids of every running sequence."""
+    blocks = -(-limits.max_model_len // limits.block_tokens)
+    entries = min(2 * limits.max_num_seqs * blocks, 2 * limits.max_num_seqs * max(16, limits.kv_blocks))
+    held = min(limits.max_num_seqs * limits.max_model_len, limits.kv_blocks * limits.block_tokens)
+    size = 4 * entries + 4 * held + limits.max_num_seqs * 256
+    basis = (
+        f"predicted: 2 tables x {limits.max_num_seqs:,} rows x {entries // (2 * limits.max_num_seqs):,} blocks x 4 B "
+        f"+ {held:,} token ids x 4 B + 256 B of columns a row"
+    )
+    return Line(TABLES, size, basis)
+
+
+def _kernels(limits: StepLimits) -> Line:
+    if limits.device == "cpu":
+        return Line(KERNELS, 0, "predicted: 0 on CPU, where they are part of the process")
+    return Line(KERNELS, CUDA_CONTEXT_BYTES, "assumed until measured: CUDA context, loaded kernels, matmul workspace")
+
+
+def _allocator(limits: StepLimits) -> Line:
+    size = limits.kv_blocks * 32
+    return Line(ALLOCATOR, size, f"predicted: {limits.kv_blocks:,} slots x 32 B of states, references and free lists")
