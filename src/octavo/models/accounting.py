@@ -136,8 +136,8 @@ def _tie(checkpoint: Checkpoint, model: Any) -> tuple[str, ...]:
             if head in checkpoint.tensors and source in checkpoint.tensors]  # fmt: skip
     for head, source in both:
         if not _same_bytes(checkpoint.tensors[head], checkpoint.tensors[source]):
-            notes += (f"{head} in the files differs from {source} and is not used, because config.json says "
-                      "tie_word_embeddings=true",)  # fmt: skip
+            why = "config.json says tie_word_embeddings=true"
+            notes += (f"{head} in the files differs from {source} and is not used, because {why}",)
     if both:
         model.tie_weights()
     return notes

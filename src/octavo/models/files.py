@@ -176,8 +176,8 @@ def _weights(path: Path, names: set[str], config: dict[str, Any]) -> tuple[dict[
     """All tensors by name, and notes on what was passed over."""
     chosen = config.get("transformers_weights") or (WEIGHTS if WEIGHTS in names else INDEX)
     if not isinstance(chosen, str) or Path(chosen).name != chosen:
-        raise model_error(path / CONFIG, f"config.json says transformers_weights={chosen!r}, which is no file name here",
-                          "Remove that line")  # fmt: skip
+        what = f"config.json says transformers_weights={chosen!r}, which is no file name in this directory"
+        raise model_error(path / CONFIG, what, "Remove that line")
     if chosen not in names:
         raise _no_weights(path, names)
     if chosen.endswith(".index.json"):

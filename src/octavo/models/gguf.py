@@ -7,6 +7,7 @@ The invariant: every tensor of the file went into the model, and every parameter
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -103,22 +104,15 @@ def _check_all_used(path: Path, header: GgufHeader, model: Any, info: dict[str, 
         what = f"{path.name} lacks {len(missing)} weights of a {header.architecture} model: {', '.join(missing[:8])}"
         raise model_error(path, what, "Download a complete GGUF of this model")
     if info["mismatched_keys"]:
-        name, found, expected = sorted(info["mismatched_keys"])[0]
+        name, found, expected = min(info["mismatched_keys"])
         what = f"{path.name} holds {name} as {list(found)}, and its metadata asks for {list(expected)}"
         raise model_error(path, what, "Download the file again, or convert the model again")
-    held = sum(_elements(tensor.shape) for tensor in header.tensors)
+    held = sum(prod(tensor.shape) for tensor in header.tensors)
     loaded = sum(parameter.numel() for parameter in model.parameters())
     if held > loaded:
-        what = (f"{path.name} holds {held} weights, and the {header.architecture} model that Transformers builds from it"
-                f" takes {loaded}: {held - loaded} would be left out")  # fmt: skip
+        builds = f"the {header.architecture} model that Transformers builds from it takes {loaded}"
+        what = f"{path.name} holds {held} weights, and {builds}: {held - loaded} would be left out"
         raise model_error(path, what, _CONVERT)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    return elements
 
 
 def load_gguf_tokenizer(path: Path, header: GgufHeader) -> Any:
@@ -132,8 +126,8 @@ def load_gguf_tokenizer(path: Path, header: GgufHeader) -> Any:
                 str(path.parent), gguf_file=path.name, local_files_only=True
             )
         except Exception as error:
-            raise ModelError("tokenizer", str(path), f"Transformers cannot build the tokenizer of {path.name} ({error})."
-                                                     " Name another with tokenizer=") from error  # fmt: skip
+            remedy = f"Transformers cannot build the tokenizer of {path.name} ({error}). Name one with tokenizer="
+            raise ModelError("tokenizer", str(path), remedy) from error
     _set_splitting(path, header, tokenizer)
     return tokenizer
 

@@ -103,8 +103,9 @@ class _Cursor:
         """Raise unless `count` items of at least `least_bytes` each can still be in the file."""
         left = self.size - self.position
         if count * least_bytes > left:
-            problem = (f"{self.path.name} is truncated or damaged: {what} at byte {self.position} needs"
-                       f" {'at least ' if least_bytes > 1 else ''}{count * least_bytes} bytes, and {left} are left")  # fmt: skip
+            least = f"{'at least ' if least_bytes > 1 else ''}{count * least_bytes}"
+            problem = f"{what} at byte {self.position} needs {least} bytes, and {left} are left"
+            problem = f"{self.path.name} is truncated or damaged: {problem}"
             raise model_error(self.path, problem, _AGAIN)
 
     def number(self, form: str, what: str) -> Any:
@@ -121,7 +122,7 @@ class _Cursor:
 def read_gguf(path: Path) -> GgufHeader:
     """Header, metadata and tensor table of one GGUF file. Raises `ModelError` on any damage."""
     with open_for_reading(path) as file:
-        size = file_size(path, file)
+        size = file_size(file)
         head = read_bytes(path, file, 512)
         file.seek(0)
         refuse_intruder(path, head, size)

@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -61,48 +61,66 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the caller wants, checked."""
+class LoadOptions(TypedDict, total=False):
+    """How to load; all optional. The names are those vLLM's users know."""
 
-    dtype: torch.dtype | None
-    device: torch.device
+    revision: str | None
+    dtype: str | torch.dtype
+    device: str | torch.device
     max_model_len: int | None
     tokenizer: str | None
-    skip_tokenizer: bool
-    tell: Progress
+    skip_tokenizer_init: bool
+    trust_remote_code: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options with their defaults."""
+
+    revision: str | None = None
+    dtype: str | torch.dtype = "auto"
+    device: str | torch.device = "cpu"
+    max_model_len: int | None = None
+    tokenizer: str | None = None
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+
+    def checked(self) -> _Asked:
+        """The same with device and dtype as torch's. Raises `ConfigError` for what cannot be."""
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code", True, "code that comes with a model is never run; leave it False")
+        length = self.max_model_len
+        if length is not None and (type(length) is not int or length < 1):
+            raise ConfigError("max_model_len", length, "give a whole number of tokens, at least 1")
+        return replace(self, device=_device_named(self.device), dtype=_dtype_named(self.dtype))
+
+    def dtype_or(self, own: Callable[[], torch.dtype]) -> torch.dtype:
+        return own() if isinstance(self.dtype, str) else self.dtype
+
+    @property
+    def place(self) -> torch.device:
+        return torch.device(self.device)
 
 
 def load_checkpoint(
-    model: str | None = None,
-    *,
-    revision: str | None = None,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "cpu",
-    max_model_len: int | None = None,
-    tokenizer: str | None = None,
-    skip_tokenizer_init: bool = False,
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
+    model: str | None = None, *, progress: Progress | None = None, **options: Unpack[LoadOptions]
 ) -> LoadedModel:
     """Load `model`: a directory, a hub id (at `revision`), a .gguf file, or None for the default model.
 
     `progress(stage, fraction)` is told what happens. Raises `ModelError` for anything wrong with the files, and
     `ConfigError` for anything wrong with the other arguments.
     """
-    if trust_remote_code:
-        raise ConfigError("trust_remote_code", True, "code that comes with a model is never run; leave it False")
+    asked = _Asked(**options).checked()
     tell = progress or (lambda stage, fraction: None)
-    asked = _Asked(_asked_dtype(dtype), _asked_device(device), _asked_length(max_model_len), tokenizer,
-                   skip_tokenizer_init, tell)  # fmt: skip
-    path = embedded_checkpoint(progress) if model is None else _located(model, revision, tell)
+    path = embedded_checkpoint(progress) if model is None else _located(model, asked.revision, tell)
     tell("checking files", 0.35)
     checkpoint = find_checkpoint(path)
     try:
-        loaded = _load_gguf(checkpoint, asked) if checkpoint.kind == "gguf" else _load_safetensors(checkpoint, asked)
+        load = _load_gguf if checkpoint.kind == "gguf" else _load_safetensors
+        loaded = load(checkpoint, asked, tell)
     finally:
         gc.collect()  # what the loader let go of must not count as used when memory is measured next
-        if asked.device.type == "cuda":
+        if asked.place.type == "cuda":
             torch.cuda.empty_cache()
     tell("loaded", 1.0)
     return replace(loaded, name=EMBEDDED_NAME if model is None else model)
@@ -120,16 +138,16 @@ def _located(model: str, revision: str | None, tell: Progress) -> Path:
     return path
 
 
-def _asked_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
+def _dtype_named(dtype: str | torch.dtype) -> str | torch.dtype:
     if dtype == "auto":
-        return None
+        return "auto"
     found = WEIGHT_DTYPES.get(str(dtype).removeprefix("torch.").lower())
     if found is None:
         raise ConfigError("dtype", str(dtype), f"weights are held as one of: auto, {', '.join(WEIGHT_DTYPES)}")
     return found
 
 
-def _asked_device(device: str | torch.device) -> torch.device:
+def _device_named(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -139,23 +157,19 @@ def _asked_device(device: str | torch.device) -> torch.device:
     return found
 
 
-def _asked_length(length: int | None) -> int | None:
-    if length is not None and (type(length) is not int or length < 1):
-        raise ConfigError("max_model_len", length, "give a whole number of tokens, at least 1")
-    return length
-
-
-def _load_safetensors(checkpoint: Checkpoint, asked: _Asked) -> LoadedModel:
+def _load_safetensors(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedModel:
     config = _read_config(checkpoint)
     limit = _context_length(config, asked.max_model_len)
     tokenizer = _tokenizer(checkpoint, asked)
     generation = read_generation_defaults(checkpoint.path, checkpoint.config, getattr(tokenizer, "eos_token_id", None))
     check_shapes(checkpoint, config)
     refuse_missing_head(checkpoint, config)
-    dtype = asked.dtype or _own_dtype(checkpoint, asked.device)
-    asked.tell(f"loading {checkpoint.weights_bytes / 1e6:.0f} MB of weights", 0.4)
-    model, info = _from_pretrained(checkpoint, config, dtype, asked.device)
+    dtype = asked.dtype_or(lambda: _own_dtype(checkpoint, asked.place))
+    tell(f"loading {checkpoint.weights_bytes / 1e6:.0f} MB of weights", 0.4)
+    model, info = _from_pretrained(checkpoint, config, dtype, asked.place)
     notes = account_for_weights(checkpoint, model, info)
+    if asked.place.type == "cpu":
+        _leave_the_file(model)
     return LoadedModel(
         name="",
         path=checkpoint.path,
@@ -172,19 +186,19 @@ def _load_safetensors(checkpoint: Checkpoint, asked: _Asked) -> LoadedModel:
     )
 
 
-def _load_gguf(checkpoint: Checkpoint, asked: _Asked) -> LoadedModel:
+def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedModel:
     path = checkpoint.path
     header = check_gguf(path)
     checkpoint = gguf_checkpoint(header)
     config = load_gguf_config(path)
     limit = _context_length(config, asked.max_model_len)
-    own = not asked.skip_tokenizer and asked.tokenizer is None
+    own = not asked.skip_tokenizer_init and asked.tokenizer is None
     tokenizer = load_gguf_tokenizer(path, header) if own else _tokenizer(checkpoint, asked)
     ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
     ends |= {getattr(tokenizer, "eos_token_id", None)} - {None}
-    dtype = asked.dtype or _TENSOR_DTYPES.get(_common_type(checkpoint)) or _device_dtype(asked.device)
-    asked.tell(f"unpacking {header.weights_bytes / 1e6:.0f} MB of weights", 0.4)
-    model = load_gguf_model(path, header, config, dtype, asked.device)
+    dtype = asked.dtype_or(lambda: _TENSOR_DTYPES.get(_common_type(checkpoint)) or _device_dtype(asked.place))
+    tell(f"unpacking {header.weights_bytes / 1e6:.0f} MB of weights", 0.4)
+    model = load_gguf_model(path, header, config, dtype, asked.place)
     return LoadedModel(
         name="",
         path=path,
@@ -201,6 +215,12 @@ def _load_gguf(checkpoint: Checkpoint, asked: _Asked) -> LoadedModel:
     )
 
 
+def _leave_the_file(model: Any) -> None:
+    """Copy weights that are still mapped from the file, so that nothing done to the file later reaches them."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
 def held_bytes(model: Any) -> int:
     """Bytes of all parameters and buffers, a tied one counted once."""
     kept = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
@@ -208,7 +228,7 @@ def held_bytes(model: Any) -> int:
 
 
 def _tokenizer(checkpoint: Checkpoint, asked: _Asked) -> Any | None:
-    if asked.skip_tokenizer:
+    if asked.skip_tokenizer_init:
         return None
     if asked.tokenizer is None:
         return load_tokenizer(checkpoint.path)

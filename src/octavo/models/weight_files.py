@@ -48,12 +48,12 @@ def model_error(path: Path, what: str, remedy: str) -> ModelError:
 
 
 def open_for_reading(path: Path) -> BinaryIO:
-    """`open(path, "rb")`, with every refusal of the system turned into a message that says what to do."""
+    """`path.open("rb")`, with every refusal of the system turned into a message that says what to do."""
     try:
-        return open(path, "rb")
+        return path.open("rb")
     except FileNotFoundError:
         if path.is_symlink():
-            what = f"{path.name} is a link to {os.readlink(path)}, which does not exist"
+            what = f"{path.name} is a link to {path.readlink()}, which does not exist"
             raise model_error(path, what, "Fetch the model again") from None
         raise model_error(path, f"{path.name} does not exist", "Fetch the file, or correct the path") from None
     except IsADirectoryError:
@@ -75,7 +75,7 @@ def read_bytes(path: Path, file: BinaryIO, count: int) -> bytes:
         raise model_error(path, what, "Check the disk or mount it lies on") from error
 
 
-def file_size(path: Path, file: BinaryIO) -> int:
+def file_size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
@@ -103,7 +103,7 @@ def refuse_intruder(path: Path, head: bytes, size: int) -> None:
 def read_safetensors(path: Path) -> tuple[TensorEntry, ...]:
     """The tensors of one safetensors file, in the order of their bytes. Raises `ModelError` on any damage."""
     with open_for_reading(path) as file:
-        size = file_size(path, file)
+        size = file_size(file)
         head = read_bytes(path, file, 512)
         refuse_intruder(path, head, size)
         if size < 8:
