@@ -103,6 +103,7 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Attention of `q` [tokens, heads, dim] over its sequences' pages -> [tokens, heads, v_dim].
 
-        `new` is what `write` was given: a chunk that starts its sequence can read it directly.
+        `new` holds the step's keys and values as the model made them, [1, kv_heads, tokens, dim]
+        each: a chunk that starts its sequence can read them directly.
         """
         ...

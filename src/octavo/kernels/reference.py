@@ -87,18 +87,16 @@ class ReferenceAttention:
         rule: AttentionRule,
     ) -> torch.Tensor:
         queries = q[piece.first : piece.last]
-        tokens, heads, dim = queries.shape
+        tokens, heads = queries.shape[:2]
         if piece.index is None:
-            start = piece.last - piece.length
-            k = new[0][start : piece.last].to(pages.k.dtype).to(q.dtype).transpose(0, 1).unsqueeze(0)
-            v = new[1][start : piece.last].to(pages.v.dtype).to(q.dtype).transpose(0, 1).unsqueeze(0)
+            # Rounded as the pages round them: later chunks will read them from there.
+            k = new[0][:, :, piece.first : piece.last].to(pages.k.dtype).to(q.dtype)
+            v = new[1][:, :, piece.first : piece.last].to(pages.v.dtype).to(q.dtype)
         else:
             k = self._gather("k", pages.k, piece, piece.index, q.dtype)
             v = self._gather("v", pages.v, piece, piece.index, q.dtype)
-        if piece.sequences == tokens:
-            grouped = queries.unsqueeze(2)  # [sequences, heads, 1, dim]
-        else:
-            grouped = queries.transpose(0, 1).unsqueeze(0)  # [1, heads, tokens, dim]
+        # [sequences, heads, 1, dim] for a tile of decodes, [1, heads, tokens, dim] for a chunk
+        grouped = queries.unsqueeze(2) if piece.sequences == tokens else queries.transpose(0, 1).unsqueeze(0)
         result = _weighted(grouped, k, v, piece, rule)  # [sequences, heads, queries, v_dim]
         return result.transpose(1, 2).reshape(tokens, heads, v.shape[-1])
 
@@ -209,7 +207,8 @@ def _weighted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: _Piece, 
         )
     n, heads, queries, _ = q.shape
     kv_heads = k.shape[1]
-    grouped = q.reshape(n, kv_heads, heads // kv_heads, queries, -1).flatten(2, 3)  # [n, kv_heads, shared x queries, dim]
+    # The query heads that share a key head become more queries of that head.
+    grouped = q.reshape(n, kv_heads, heads // kv_heads, queries, -1).flatten(2, 3)
     scores = torch.matmul(grouped, k.transpose(2, 3)) * rule.scale
     scores = scores.view(n, heads, queries, -1)
     if rule.softcap is not None:

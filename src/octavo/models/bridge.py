@@ -3,7 +3,8 @@
 Owns the two hooks and the check that a model uses both. Transformers owns everything else of the
 forward pass. `PagedCache.update` stores a layer's new keys and values in pages and leaves a
 ticket in the layer's own keyword arguments; the attention function of the same call finds the
-ticket there. So nothing is global: two engines, even in two threads, cannot meet.
+ticket there, and checks that it attends to exactly what was stored. So nothing is global: two
+engines, even in two threads, cannot meet.
 
 No mask function is registered under our name, which makes Transformers build no masks at all:
 who sees whom follows from the step and from the layer's window.
@@ -24,6 +25,7 @@ from octavo.kernels.interface import AttentionBackend, AttentionRule, AttentionS
 
 IMPLEMENTATION = "octavo"
 TICKET = "octavo_ticket"
+_UNSERVED = ("position_bias", "head_mask")
 
 
 class PagedCache:
@@ -48,12 +50,15 @@ class PagedCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write `key` and `value` [1, kv_heads, tokens, dim] and hand them back as they came."""
         pages = self._pages.get(layer_idx)
-        if pages is None or kwargs is None:
-            raise ModelError("model", f"layer {layer_idx}", "it keeps attention state in a way that is not served")
+        if pages is None:
+            raise ModelError("model", f"layer {layer_idx}", "it keeps attention state that its geometry does not tell")
         step = self._steps[self._group_of[layer_idx]]
-        new = (key[0].transpose(0, 1), value[0].transpose(0, 1))  # [tokens, kv_heads, dim]
-        self.backend.write(*new, pages, step)
-        kwargs[TICKET] = (self.backend, new, pages, step)
+        self.backend.write(key[0].transpose(0, 1), value[0].transpose(0, 1), pages, step)
+        ticket = (self.backend, pages, step)
+        if kwargs is None:  # a few models keep their arguments to themselves; the key goes where the ticket must
+            setattr(key, TICKET, (ticket, None, value))
+        else:
+            kwargs[TICKET] = (ticket, key, value)
         return key, value
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -77,22 +82,24 @@ def attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function under our name: [1, heads, tokens, dim] -> [1, tokens, heads, v_dim]."""
-    ticket = kwargs.get(TICKET)
+    ticket, stored_key, stored_value = kwargs.get(TICKET) or getattr(key, TICKET, (None, None, None))
     if ticket is None:
-        raise ModelError("model", type(module).__name__, "attends without storing keys and values of its own")
-    for name in ("position_bias", "head_mask"):
-        if kwargs.get(name) is not None:
-            raise ModelError("model", type(module).__name__, f"attends with a {name}, which is not served")
+        raise ModelError("model", type(module).__name__, "attends to keys that it did not store itself")
+    if stored_value is not value or (stored_key is not None and stored_key is not key):
+        raise ModelError("model", type(module).__name__, "changes keys and values between storing and attending")
     if attention_mask is not None or kwargs.get("is_causal") is False:
         raise ModelError("model", type(module).__name__, "attends under a mask of its own, which is not served")
-    backend, new, pages, step = ticket
+    for name in _UNSERVED:
+        if kwargs.get(name) is not None:
+            raise ModelError("model", type(module).__name__, f"attends with {name}, which is not served")
+    backend, pages, step = ticket
     rule = AttentionRule(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=kwargs["sliding_window"] or None if "sliding_window" in kwargs else _window(module),
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
     )
-    out = backend.attend(query[0].transpose(0, 1), new, pages, step, rule)
+    out = backend.attend(query[0].transpose(0, 1), (key, value), pages, step, rule)
     return out.unsqueeze(0), None
 
 
@@ -127,8 +134,8 @@ class Bridge:
             raise ModelError("model", name, "its forward takes no cache")
         self._keeps_rows = "logits_to_keep" in accepted
         model.set_attn_implementation(IMPLEMENTATION)
-        if model.config._attn_implementation != IMPLEMENTATION:  # noqa: SLF001 - the only place where it is told
-            raise ModelError("model", name, "it does not let its attention be replaced, so paged attention cannot serve it")
+        if model.config._attn_implementation != IMPLEMENTATION:
+            raise ModelError("model", name, "it does not let its attention be replaced by a paged one")
         self.model = model
 
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, cache: PagedCache) -> torch.Tensor:

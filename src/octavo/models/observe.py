@@ -29,18 +29,18 @@ class _Witness:
         key: torch.Tensor,
         value: torch.Tensor,
         layer_idx: int,
-        kwargs: dict[str, Any] | None = None,  # noqa: ARG002 - the signature is Transformers'
+        kwargs: dict[str, Any] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.shapes[layer_idx] = ((key.shape[1], key.shape[3]), (value.shape[1], value.shape[3]))
         return key, value
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+    def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return query_length, 0
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
 

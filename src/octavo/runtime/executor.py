@@ -41,7 +41,7 @@ class RowSampler(Protocol):
 
 
 class TorchExecutor:
-    """See the module docstring. The model must be on `device` already."""
+    """See the module docstring. Everything lives on the device of the model."""
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class TorchExecutor:
         *,
         rows: int,
         sampler: RowSampler,
-        device: torch.device | str = "cpu",
         clock: Callable[[], float] = time.monotonic,
         backend: AttentionBackend | None = None,
     ) -> None:
@@ -59,7 +58,7 @@ class TorchExecutor:
         if layout.block_order != self.backend.block_order:
             remedy = f"the {self.backend.name} kernels read blocks in the order {self.backend.block_order}"
             raise ConfigError("block_order", layout.block_order, remedy)
-        self.arena = Arena(layout, n_slabs, device)
+        self.arena = Arena(layout, n_slabs, model.device)
         self._bridge = Bridge(model.eval())
         layers = [layer for group in layout.groups for layer in group.layers]
         self._pages = {layer: self.arena.pages(layer) for layer in layers}

@@ -1,0 +1,138 @@
+"""A config made small, and weights that make its model worth comparing.
+
+Owns which fields give a model its size and what small values keep its kind: the same layers in
+the same order, windows, chunks and rope switches shorter than the sequences of a trial. Fields it
+does not know stay as they are; a model that then cannot be built is refused by the caller.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+VOCABULARY = 128
+TINY_CONTEXT = 64
+ROPE_SWITCH = 16
+"""Length at which a shrunk longrope changes over: far below the sequences of a trial."""
+HEADS, HEAD_DIM, WINDOW, WIDTH = 4, 16, 6, 48
+MOST_LAYERS = 8
+
+_FIXED_SIZES = {
+    "sliding_window": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "intermediate_size": WIDTH,
+    "moe_intermediate_size": WIDTH // 2,
+    "shared_expert_intermediate_size": WIDTH // 2,
+    "shared_intermediate_size": WIDTH // 2,
+    "shared_expert_dim": WIDTH // 2,
+    "ffn_dim": WIDTH,
+    "ffn_hidden_size": WIDTH,
+    "n_inner": WIDTH,
+    "word_embed_proj_dim": HEADS * HEAD_DIM,
+    "rotary_dim": HEAD_DIM // 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+"""Set where the config has the field with a value."""
+_CEILINGS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "n_shared_experts": 1,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+}
+"""Lowered to this, never raised."""
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def shrunk(config: Any) -> Any:
+    """A small copy of a Transformers config, of the same class and kind."""
+    small = copy.deepcopy(config)
+    for key in getattr(small, "sub_configs", {}):
+        inner = getattr(small, key, None)
+        if inner is not None:
+            setattr(small, key, shrunk(inner))
+    if small.get_text_config() is small and getattr(small, "num_attention_heads", None):
+        _shrink_depth(small)
+        _shrink_width(small)
+        _shrink_rope(small)
+    return small
+
+
+def _shrink_depth(config: Any) -> None:
+    """The shortest run of first layers that has every kind of layer, with the lists told per layer cut to it."""
+    depth = config.num_hidden_layers
+    kinds = list(getattr(config, "layer_types", None) or [])[:depth]
+    last_new = max((kinds.index(kind) for kind in dict.fromkeys(kinds)), default=0)
+    dense_first = int(getattr(config, "first_k_dense_replace", 0) or 0)
+    kept = min(depth, max(2, last_new + 1, dense_first + 1 if dense_first < MOST_LAYERS else 2))
+    for name, value in list(vars(config).items()):
+        if isinstance(value, (list, tuple)) and len(value) == depth:
+            setattr(config, name, type(value)(value[:kept]))
+    config.num_hidden_layers = kept
+
+
+def _shrink_width(config: Any) -> None:
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    config.hidden_size = HEADS * HEAD_DIM
+    config.num_attention_heads = HEADS
+    if kv_heads is not None:
+        config.num_key_value_heads = HEADS if kv_heads == heads else 1 if kv_heads == 1 else 2
+    for name in ("head_dim", "v_head_dim"):
+        if getattr(config, name, None):
+            setattr(config, name, HEAD_DIM)
+    config.vocab_size = VOCABULARY
+    for name, size in _FIXED_SIZES.items():
+        if getattr(config, name, None):
+            setattr(config, name, size)
+    for name, ceiling in _CEILINGS.items():
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > ceiling:
+            setattr(config, name, ceiling)
+    for number, name in enumerate(_TOKENS):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, number)
+    if getattr(config, "max_position_embeddings", None):
+        config.max_position_embeddings = 2 * TINY_CONTEXT
+
+
+def _shrink_rope(config: Any) -> None:
+    """Rope lengths below the sequences of a trial, and factor lists of the shrunk dimension."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, dict):
+        return
+    nested = [inner for inner in parameters.values() if isinstance(inner, dict)]
+    for one in nested or [parameters]:
+        if "original_max_position_embeddings" in one:
+            one["original_max_position_embeddings"] = ROPE_SWITCH
+        half = int(HEAD_DIM * one.get("partial_rotary_factor", 1.0)) // 2
+        for name in ("short_factor", "long_factor"):
+            if one.get(name):
+                one[name] = [one[name][i * len(one[name]) // half] for i in range(half)]
+    if getattr(config, "original_max_position_embeddings", None):
+        config.original_max_position_embeddings = ROPE_SWITCH
+
+
+def enliven(model: PreTrainedModel, seed: int) -> None:
+    """Weights large enough that attention, and any mistake in it, shows in the logits.
+
+    The usual initialisation is so small that a random model all but ignores its context.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = model.config.get_text_config().vocab_size
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter.device, parameter.dtype)
+            if parameter.dim() >= 2:
+                embedding = parameter.shape[0] == vocabulary and "head" not in name
+                parameter.copy_(noise * (0.3 if embedding else 1.6 / parameter.shape[-1] ** 0.5))
+            elif "norm" in name or "ln" in name:
+                parameter.add_(0.1 * noise)
+            else:
+                parameter.copy_(0.3 * noise)

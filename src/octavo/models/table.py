@@ -1,0 +1,132 @@
+"""Which architectures are known to be served exactly, and which are known not to be.
+
+Owns two tables and the reading of a config against them; runs nothing. `VERIFIED` lists the model
+types whose tokens the tests compare with Transformers' own, one by one. A type in neither table is
+checked when it is loaded (`verify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+VERIFIED: tuple[str, ...] = (
+    "apertus",
+    "arcee",
+    "biogpt",
+    "bitnet",
+    "codegen",
+    "cohere",
+    "cohere2",
+    "cwm",
+    "dots1",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "flex_olmo",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neox",
+    "gpt_oss",
+    "gptj",
+    "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "helium",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "jais2",
+    "llama",
+    "minimax_m2",
+    "ministral",
+    "mistral",
+    "mixtral",
+    "nanochat",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "persimmon",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+    "vaultgemma",
+)
+
+_ALIBI = "its position bias (ALiBi) rides on the attention mask, and paged attention has no mask"
+_RECURRENT = "it keeps recurrent state, which is not served yet"
+_LATENT = "it keeps latent attention state (MLA), which is not served yet"
+_SHARED = "some of its layers read the attention state of others, which is not served yet"
+_CHUNKED = "its layers attend inside fixed chunks, which is not served yet"
+_ENCODER = "it is an encoder and does not generate"
+_PAIR = "it is an encoder with a decoder, and only decoders are served"
+_FIXED = "its attention cannot be replaced by a paged one"
+_CHANGED = "it changes keys and values between storing and attending"
+
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("bloom", "mpt"), _ALIBI),
+    **dict.fromkeys(("falcon", "gpt_neo", "gpt_neox_japanese", "xglm", "cpmant"), _FIXED),
+    **dict.fromkeys(("diffllama", "jetmoe"), _CHANGED),
+    "doge": "it attends under a mask that it computes from values",
+    **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
+    **dict.fromkeys(
+        (
+            "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
+            "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "recurrent_gemma",
+            "rwkv", "xlstm", "zamba", "zamba2",
+        ),
+        _RECURRENT,
+    ),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"),
+        _LATENT,
+    ),
+    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _SHARED),
+    **dict.fromkeys(("bert", "roberta", "electra", "camembert", "xlm-roberta", "megatron-bert", "big_bird"), _ENCODER),
+    **dict.fromkeys(("t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "whisper", "prophetnet"), _PAIR),
+}
+
+_SERVED_LAYERS = ("full_attention", "sliding_attention")
+_LAYER_KINDS = {"chunked_attention": _CHUNKED}
+
+
+def refusal(config: Any) -> str | None:
+    """Why a model with this config (a Transformers config object) is not served, or None."""
+    text = config.get_text_config()
+    for model_type in (config.model_type, text.model_type):
+        if model_type in REFUSED:
+            return REFUSED[model_type]
+    if getattr(config, "is_encoder_decoder", False):
+        return _PAIR
+    if getattr(text, "alibi", False):
+        return _ALIBI
+    if getattr(text, "kv_lora_rank", None):
+        return _LATENT
+    if getattr(text, "num_kv_shared_layers", 0):
+        return _SHARED
+    if getattr(text, "add_cross_attention", False):
+        return "it attends to another sequence (add_cross_attention), which is not served"
+    for kind in getattr(text, "layer_types", None) or ():
+        if kind not in _SERVED_LAYERS:
+            return _LAYER_KINDS.get(kind, f"it has layers of the kind {kind!r}, which is not served yet")
+    return None
+
+
+def in_table(config: Any) -> bool:
+    """Whether the tests vouch for this model type. A model with parts beside its text model is not in the table."""
+    return config.get_text_config() is config and config.model_type in VERIFIED

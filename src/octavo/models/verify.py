@@ -1,0 +1,151 @@
+"""The check of an architecture that no test vouches for: `require_served`.
+
+Owns the making of a tiny random model of the same class, the trial it goes through, and the
+verdict. The tiny model runs in float32 through the real executor, alone and in a ragged mixed
+batch with a pause, over sequences longer than its window and its rope's switch; its logits must
+equal those of Transformers' own forward. What differs, or cannot be tried, is refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from octavo.errors import ModelError, OctavoError
+from octavo.geometry.dtypes import FP32
+from octavo.memory.layout import make_layout, served_groups
+from octavo.models.observe import observed_layers
+from octavo.models.rope import fix_rope
+from octavo.models.shrink import ROPE_SWITCH, TINY_CONTEXT, enliven, shrunk
+from octavo.models.table import in_table, refusal
+from octavo.models.trial import Subject, Trial, subjects
+from octavo.runtime.executor import TorchExecutor
+from octavo.scheduling.plan import Admission, Int32, Int64, TokenLogprobs
+
+TOLERANCE = 1e-4
+"""Largest difference of a logit, relative to the largest logit: about a hundred times float32 noise."""
+PROMPTS = (29, 1, 37, 8, 17)
+WANTED = 8
+BLOCK_TOKENS = 4
+SLABS = 96
+
+
+@dataclass(slots=True, eq=False)
+class _Witness:
+    """A sampler that keeps the logits it is shown and answers with a script."""
+
+    script: dict[int, list[int]]
+    """Per sequence, its tokens from position 0."""
+    sequence_in: dict[int, int]
+    seen: dict[tuple[int, int], torch.Tensor]
+    """(sequence, position) -> logits from which the token of that position is drawn."""
+
+    def admit(self, admission: Admission) -> None:
+        self.sequence_in[admission.row] = admission.sequence_id
+
+    def sample(self, logits: torch.Tensor, rows: Int32, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
+        tokens = np.zeros(len(rows), dtype=np.int32)
+        for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
+            sequence = self.sequence_in[row]
+            self.seen[sequence, position] = logits[i].clone()
+            tokens[i] = self.script[sequence][position]
+        return tokens, {}
+
+
+def require_served(model: PreTrainedModel, *, seed: int = 0) -> str:
+    """How it is known that this model is served exactly, in a few words. Raises `ModelError` if it is not.
+
+    The model itself is not run or changed; a tiny one of its class and config is.
+    """
+    name = type(model).__name__
+    reason = refusal(model.config)
+    if reason is not None:
+        raise ModelError("architecture", name, reason)
+    if in_table(model.config):
+        return f"{model.config.model_type}: tokens equal Transformers' in octavo's tests"
+    worst = tiny_difference(type(model), model.config, seed=seed)
+    if not worst <= TOLERANCE:
+        remedy = f"a tiny random model of it differs from Transformers through paged attention (by {worst:.1e}), so it is refused"
+        raise ModelError("architecture", name, remedy)
+    return f"{model.config.model_type}: a tiny random model of it equalled Transformers just now (within {worst:.0e})"
+
+
+def tiny_difference(model_class: type[PreTrainedModel], config: Any, *, seed: int = 0) -> float:
+    """The worst relative difference of a logit over the trials. Raises `ModelError` if it cannot be tried."""
+    name = model_class.__name__
+    try:
+        small = shrunk(config)
+        reference = _build(model_class, small, "eager", seed)
+        served = _build(model_class, small, None, seed)
+        served.load_state_dict(reference.state_dict())
+        layout = make_layout(served_groups(observed_layers(reference, FP32)), BLOCK_TOKENS, "tokens_heads")
+        random = np.random.default_rng(seed)
+        vocabulary = small.get_text_config().vocab_size
+        texts = [random.integers(3, vocabulary, size=n + WANTED).tolist() for n in PROMPTS]
+        expected = [_reference_logits(reference, text) for text in texts]
+        worst = 0.0
+        for members, rows in (([0], 1), (list(range(len(texts))), 3)):
+            script = {number: texts[member] for number, member in enumerate(members)}
+            witness = _Witness(script, {}, {})
+            executor = TorchExecutor(served, layout, SLABS, rows=rows, sampler=witness)
+            made = subjects([texts[m][: PROMPTS[m]] for m in members], WANTED, pause=len(members) - 1)
+            Trial(executor, layout, SLABS, rows, seed=seed).run(made)
+            worst = max(worst, _worst(witness, made, [expected[m] for m in members]))
+    except OctavoError as error:
+        raise ModelError("architecture", name, f"a tiny random model of it cannot be served: {error}") from error
+    except Exception as error:
+        remedy = f"it could not be checked on a tiny random model: {type(error).__name__}: {error}"
+        raise ModelError("architecture", name, remedy) from error
+    return worst
+
+
+def _build(model_class: type[PreTrainedModel], config: Any, attention: str | None, seed: int) -> PreTrainedModel:
+    """A tiny model in float32, with weights from `seed`; rope fixed for a context past its switch."""
+    config = copy.deepcopy(config)
+    if attention is not None:
+        config._attn_implementation = attention
+    state = torch.get_rng_state()
+    disabled = logging.root.manager.disable
+    try:
+        torch.manual_seed(seed)
+        logging.disable(logging.WARNING)
+        model = model_class(config).to(torch.float32).eval()
+    finally:
+        torch.set_rng_state(state)
+        logging.disable(disabled)
+    enliven(model, seed)
+    fix_rope(model, TINY_CONTEXT if _switches(config) else ROPE_SWITCH)
+    return model
+
+
+def _switches(config: Any) -> bool:
+    """Whether its rope may be fixed past the switch (longrope), or has to stay below (dynamic)."""
+    return "dynamic" not in str(getattr(config.get_text_config(), "rope_parameters", ""))
+
+
+def _reference_logits(model: PreTrainedModel, text: list[int]) -> torch.Tensor:
+    """[tokens, vocabulary] by one forward of the whole text, with no cache."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=torch.tensor([text]), use_cache=False, return_dict=True).logits[0]
+    return logits.float()
+
+
+def _worst(witness: _Witness, made: list[Subject], expected: list[torch.Tensor]) -> float:
+    worst = 0.0
+    for subject, logits in zip(made, expected, strict=True):
+        if subject.failure is not None:
+            return float("inf")
+        for position in range(subject.request.prompt_tokens, subject.request.prompt_tokens + WANTED):
+            right = logits[position - 1]
+            mine = witness.seen[subject.sequence_id, position]
+            difference = float((mine - right).abs().max() / right.abs().max().clamp_min(1e-6))
+            worst = max(worst, difference if np.isfinite(difference) else float("inf"))
+    return worst
+
+
