@@ -55,17 +55,17 @@ def explain_shape(entry: TensorEntry, expected: tuple[int, ...], config: Any) ->
     """One tensor against the config fields that set its rows."""
     found = f"{entry.name} in {entry.file.name} has shape {list(entry.shape)}"
     fields = next((fields for suffix, fields in _ROWS.items() if entry.name.endswith(suffix)), ())
-    values = [getattr(config, name, None) for name in fields]
+    values: list[Any] = [getattr(config, name, None) for name in fields]
     if "head_dim" in fields and values[-1] is None:
         values[-1] = config.hidden_size // config.num_attention_heads
     if not fields or None in values or entry.shape[0] == expected[0]:
         return f"config.json asks for shape {list(expected)}, but {found}"
     told = " x ".join(f"{name}={value}" for name, value in zip(fields, values, strict=True))
-    rows = f"{told} = {expected[0]} rows" if len(fields) > 1 else f"{told}"
-    heads = ""
-    if len(fields) > 1 and entry.shape[0] % values[-1] == 0:
-        heads = f", that is {entry.shape[0]} rows: {fields[0]}={entry.shape[0] // values[-1]} at this head_dim"
-    return f"config.json says {rows}, but {found}{heads}"
+    if len(fields) == 1:
+        return f"config.json says {told}, but {found}"
+    fitting, rest = divmod(entry.shape[0], values[-1])
+    heads = f", which is {fields[0]}={fitting} at this head_dim" if not rest else ""
+    return f"config.json says {told} = {expected[0]} rows, but {found}{heads}"
 
 
 def refuse_missing_head(checkpoint: Checkpoint, config: Any) -> None:

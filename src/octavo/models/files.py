@@ -56,7 +56,7 @@ class Checkpoint:
         return sum(entry.bytes for entry in self.tensors.values())
 
 
-def local_path(model: str) -> Path | None:
+def local_path(model: Any) -> Path | None:
     """`model` as a path on this machine, or None if it can only be a hub id. Raises if it is neither."""
     if not isinstance(model, str) or not model.strip():
         raise ModelError("model", model, "name a directory, a hub id (owner/name) or a .gguf file")

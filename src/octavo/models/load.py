@@ -194,8 +194,8 @@ def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedM
     limit = _context_length(config, asked.max_model_len)
     own = not asked.skip_tokenizer_init and asked.tokenizer is None
     tokenizer = load_gguf_tokenizer(path, header) if own else _tokenizer(checkpoint, asked)
-    ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
-    ends |= {getattr(tokenizer, "eos_token_id", None)} - {None}
+    ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    ends = {int(one) for one in (*ends, getattr(tokenizer, "eos_token_id", None)) if one is not None}
     dtype = asked.dtype_or(lambda: _TENSOR_DTYPES.get(_common_type(checkpoint)) or _device_dtype(asked.place))
     tell(f"unpacking {header.weights_bytes / 1e6:.0f} MB of weights", 0.4)
     model = load_gguf_model(path, header, config, dtype, asked.place)

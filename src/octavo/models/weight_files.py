@@ -148,13 +148,12 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
 def _entry(path: Path, name: str, told: Any, data_start: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = told["dtype"], told["shape"], told["data_offsets"]
-        sound = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+            raise ValueError(f"{told} holds what is no size")  # noqa: TRY301, the same refusal as below
     except (TypeError, KeyError, ValueError):
-        sound = False
-    if not sound:
         what = f"{path.name} describes tensor {name!r} without a sound dtype, shape and data_offsets"
-        raise model_error(path, what, "Download the file again")
-    if dtype not in DTYPE_BITS:
+        raise model_error(path, what, "Download the file again") from None
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         what = f"{path.name} gives tensor {name!r} the dtype {dtype!r}, which safetensors does not have"
         raise model_error(path, what, f"Known dtypes: {', '.join(sorted(DTYPE_BITS))}. Download the file again")
     expected = -(-prod(shape) * DTYPE_BITS[dtype] // 8)
