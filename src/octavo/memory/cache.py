@@ -92,8 +92,8 @@ class KVCache:
         counts = self.missing_blocks(row, upto)
         if not any(counts):
             return NOTHING_NEW
-        if self.pool.contiguous and any(table.counts[row] for table in self.tables):
-            raise InvariantViolation("contiguous-runs", f"row {row} outgrew its run: {upto} positions asked")
+        if self.pool.contiguous:
+            self._require_new_runs(np.array([row], dtype=np.int32))
         taken = self.pool.take(counts)
         if isinstance(taken, Shortfall):
             return taken
@@ -114,6 +114,8 @@ class KVCache:
             needs.append(np.flatnonzero(short))
         if not any(len(need) for need in needs):
             return NOTHING_NEW
+        if self.pool.contiguous:
+            self._require_new_runs(rows[np.unique(np.concatenate(needs))])
         missing = [
             np.maximum(1, -(-upto[need] // tokens) - table.counts[rows[need]]) if tokens else np.ones_like(need)
             for need, table, tokens in zip(needs, self.tables, self._block_tokens, strict=True)
@@ -184,6 +186,8 @@ class KVCache:
 
     def resume(self, row: int, value: Suspended) -> Reservation:
         """Put a suspended state into an empty row, exactly as it was."""
+        if any(table.counts[row] for table in self.tables):
+            raise InvariantViolation("suspensions", f"row {row} holds blocks; only an empty row can resume")
         self._forget(value)
         self.committed[row] = value.tokens
         self.touched[row] = value.touched
@@ -209,6 +213,12 @@ class KVCache:
                 self.pool.give(group, slots)
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _require_new_runs(self, rows: Int32) -> None:
+        for table in self.tables:
+            outgrown = rows[table.counts[rows] > 0]
+            if len(outgrown):
+                raise InvariantViolation("contiguous-runs", f"row {outgrown[0]} outgrew its run")
 
     def _reset(self, row: int) -> None:
         self.committed[row] = 0

@@ -188,7 +188,7 @@ def _occurrences(cache: KVCache, group: int) -> Int64:
 
 def _live_rows(cache: KVCache) -> Iterator[int]:
     for row in range(cache.rows):
-        if any(table.counts[row] for table in cache.tables):
+        if cache.committed[row] or any(table.counts[row] for table in cache.tables):
             yield row
 
 

@@ -10,7 +10,7 @@ from collections import deque
 
 from octavo.errors import ConfigError
 from octavo.scheduling.audit import Audit
-from octavo.scheduling.events import Event
+from octavo.scheduling.events import Event, FinishReason
 from octavo.scheduling.plan import Executor, StepPlan
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
@@ -30,9 +30,9 @@ class EngineCore:
         """Queue a request; returns its sequence id. Raises `RequestError`, having changed nothing."""
         return self.scheduler.submit(request, now)
 
-    def abort(self, sequence_id: int, now: float) -> bool:
-        """End a sequence at any moment. False when it has ended already."""
-        return self.scheduler.abort(sequence_id, now)
+    def abort(self, sequence_id: int, now: float, reason: FinishReason = "abort") -> bool:
+        """End a sequence at any moment; `stop` when its text met a stop string. False when it has ended already."""
+        return self.scheduler.abort(sequence_id, now, reason)
 
     @property
     def has_work(self) -> bool:

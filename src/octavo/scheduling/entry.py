@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.errors import PolicyError
 from octavo.memory.values import NOTHING_NEW, Int64, Shortfall
 from octavo.policy.admission import AdmissionView
 from octavo.scheduling.draft import Draft
@@ -48,7 +49,7 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
         if costs is None:
             draft.bound_by = "kv_blocks"
             first_blocked = first_blocked or sequence
-            if first_blocked.preemptions or first_blocked.passed >= MAX_PASSED or looked >= LOOKAHEAD:
+            if sequence.preemptions or first_blocked.passed >= MAX_PASSED or looked >= LOOKAHEAD:
                 return
             continue
         promised += costs[0]
@@ -68,6 +69,8 @@ def _try_to_seat(
     chunk = min(known, draft.budget)
     extent = extent_of(sequence.request, sequence.limit, chunk, scheduler.limits.max_model_len)
     reserve = allocation.reserve_tokens(extent)
+    if reserve < extent.upto:
+        raise PolicyError(f"allocation {allocation.name!r} gave room for {reserve} of {extent.upto} positions")
     need, need_max = layout.slabs_for(max(known, reserve)), layout.slabs_for(max(sequence.limit - 1, reserve))
     view = AdmissionView(
         total=pool.slabs,
@@ -80,6 +83,8 @@ def _try_to_seat(
         resuming=sequence.preemptions > 0,
     )
     if not scheduler.policies.admission.admits(view):
+        if not view.running and not scheduler.in_flight:
+            raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
         return None
     row = scheduler.running.seat(sequence)
     got = scheduler.cache.reserve(row, reserve) if reserve else NOTHING_NEW

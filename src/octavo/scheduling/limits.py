@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from octavo.errors import CapacityError, ConfigError, RequestError
 from octavo.memory.cache import KVCache
 from octavo.policy.allocation import Allocation, Extent
-from octavo.scheduling.request import Request, prompt_array
+from octavo.scheduling.request import Request, prompt_array, validate_token_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def checked_limit(request: Request, limits: Limits, cache: KVCache, allocation: 
     Raises `RequestError` for what is wrong with it, `CapacityError` when it could never fit.
     """
     prompt_array(request.prompt_token_ids, vocab_size=limits.vocab_size)
+    validate_token_fields(request.params, limits.vocab_size)
     prompt, asked = request.prompt_tokens, request.params.max_tokens
     if (prompt >= limits.max_model_len and asked != 0) or prompt > limits.max_model_len:
         raise RequestError(
@@ -74,6 +75,9 @@ def checked_limit(request: Request, limits: Limits, cache: KVCache, allocation: 
     positions = allocation.reserve_tokens(extent_of(request, limit, limit - 1, limits.max_model_len))
     if cache.layout.slabs_for(positions) > cache.pool.slabs:
         raise _never_fits(request, cache, positions, pool, f"prompt {prompt} + {limit - prompt} output tokens")
+    if allocation.contiguous:
+        # A run is never extended: a sequence ends where its run does, if nothing ends it before.
+        limit = min(limit, positions + 1)
     return limit
 
 
@@ -88,7 +92,7 @@ def _never_fits(request: Request, cache: KVCache, positions: int, pool: int, wha
     need, have = cache.layout.slabs_for(positions), cache.pool.slabs
     tokens = cache.layout.groups[0].block_tokens
     return CapacityError(
-        "max_tokens" if request.prompt_tokens < pool else "prompt",
+        "max_tokens" if request.prompt_tokens <= pool else "prompt",
         what,
         f"needs {need} blocks of {tokens} tokens, the whole pool has {have} ({pool} tokens): it can never fit; "
         "shorten the prompt, ask for fewer tokens, or start with a larger KV cache",

@@ -74,9 +74,9 @@ class Scheduler:
             self.waiting.push(sequence)
         return sequence.sequence_id
 
-    def abort(self, sequence_id: int, now: float) -> bool:
-        """End a sequence wherever it is. False when it has ended already; its blocks return either way."""
-        return self._end_early(sequence_id, now, "abort", None)
+    def abort(self, sequence_id: int, now: float, reason: FinishReason = "abort") -> bool:
+        """End a sequence wherever it is; `stop` when its text met a stop string. False when it has ended already."""
+        return self._end_early(sequence_id, now, reason, None)
 
     def fail_all(self, error: str, now: float) -> None:
         """The engine is gone: every sequence ends with an error, nobody is left waiting."""
@@ -114,8 +114,10 @@ class Scheduler:
             given = wanted
         else:
             given = self.policies.batching.split(wanted, budget)
-            if (given < 0).any() or (given > wanted).any() or given.sum() > budget:
+            if given.shape != wanted.shape or (given < 0).any() or (given > wanted).any() or given.sum() > budget:
                 raise PolicyError(f"batching {self.policies.batching.name!r} gave more than was wanted or allowed")
+            if wanted.any() and not given.any():
+                raise PolicyError(f"batching {self.policies.batching.name!r} gave nothing although {wanted} is wanted")
         return Draft(now, rows, given, budget - int(given.sum()))
 
     def _plan(self, draft: Draft, rows: Int32, counts: Int64) -> StepPlan:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, RequestError
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event
 from octavo.scheduling.plan import NO_TOKEN, Executor, StepPlan, StepResult
@@ -144,7 +144,10 @@ def replay(recording: Recording, core: EngineCore) -> int:
     for entry in recording.inputs:
         match entry:
             case Submission(now, request):
-                core.submit(request, now)
+                try:
+                    core.submit(request, now)
+                except RequestError as error:
+                    raise Divergence(compared.count, f"a request that the run took is refused: {error}") from error
             case Abort(now, sequence_id):
                 core.abort(sequence_id, now)
             case Step(now):
