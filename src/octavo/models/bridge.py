@@ -138,7 +138,9 @@ class Bridge:
             raise ModelError("model", name, "it does not let its attention be replaced by a paged one")
         self.model = model
 
-    def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, cache: PagedCache) -> torch.Tensor:
+    def logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, cache: PagedCache
+    ) -> torch.Tensor:
         """One packed row [1, tokens] -> logits [len(keep), vocabulary] of the tokens in `keep`."""
         arguments: dict[str, Any] = {"input_ids": token_ids, "position_ids": positions, self._cache_name: cache}
         if self._keeps_rows:

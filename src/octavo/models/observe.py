@@ -1,18 +1,19 @@
-"""What a model's layers really store, seen by running it once: `observed_layers`.
+"""What a model's layers really store, seen by running it once.
 
-Owns the check on geometry that does not trust a config: the keys and values that each layer hands
+`observed_layers` tells it, `require_geometry` compares it with what was planned. Owns the check on geometry that does not trust a config: the keys and values that each layer hands
 to its cache. Reads no config beyond the window that a layer attends within.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from octavo.errors import ModelError
-from octavo.geometry.dtypes import Dtype
+from octavo.geometry.dtypes import FP32, Dtype
 from octavo.geometry.state import Borrowed, Component, Growing, LayerState
 
 
@@ -65,3 +66,19 @@ def observed_layers(model: PreTrainedModel, dtype: Dtype) -> tuple[LayerState, .
         else:
             layers.append(Growing((Component("k", shapes[0], dtype), Component("v", shapes[1], dtype))))
     return tuple(layers)
+
+
+def require_geometry(model: PreTrainedModel, layers: Sequence[LayerState]) -> None:
+    """Raise `ModelError` unless the model's layers store what `layers`, read from its config, say."""
+    told = [_kept(state) for state in layers]
+    seen = [_kept(state) for state in observed_layers(model, FP32)]
+    for index in range(max(len(told), len(seen))):
+        planned = told[index] if index < len(told) else {}
+        stored = seen[index] if index < len(seen) else {}
+        if planned != stored:
+            remedy = f"layer {index} stores {stored} per token where its config says {planned}; the config does not fit the model"
+            raise ModelError("config", type(model).__name__, remedy)
+
+
+def _kept(state: LayerState) -> dict[str, tuple[int, ...]]:
+    return {component.name: component.shape for component in getattr(state, "components", ())}

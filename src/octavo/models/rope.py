@@ -54,7 +54,9 @@ def _fix(module: Any, layer: str | None, kind: str, max_model_len: int, notes: l
     if "dynamic" in kind:
         native = int(module.original_max_seq_len)
         if max_model_len > native:
-            remedy = f"rope of type {kind!r} is served exactly up to {native} tokens; choose max_model_len={native} or less"
+            remedy = (
+                f"rope of type {kind!r} is served exactly up to {native} tokens; choose max_model_len={native} or less"
+            )
             raise ModelError("max_model_len", max_model_len, remedy)
         notes.append(f"rope {kind}: its frequencies stay as they are up to {native} tokens, as in Transformers")
         return FIXED

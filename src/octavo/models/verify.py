@@ -147,5 +147,3 @@ def _worst(witness: _Witness, made: list[Subject], expected: list[torch.Tensor])
             difference = float((mine - right).abs().max() / right.abs().max().clamp_min(1e-6))
             worst = max(worst, difference if np.isfinite(difference) else float("inf"))
     return worst
-
-

@@ -3,7 +3,7 @@
 Owns the arena, the mirror of the block tables and the order forward -> sample -> result. Decides
 nothing: what runs and where it is stored is the plan's. Results are kept until collected.
 
-Invariant: a chunk whose logits are not finite fails alone. Its neighbours' tokens come from their
+Invariant: a chunk for which no token can be chosen (logits that are not finite, say) fails alone. Its neighbours' tokens come from their
 own rows, and nothing it wrote is ever read by another sequence.
 """
 
@@ -27,8 +27,6 @@ from octavo.runtime.arena import Arena
 from octavo.runtime.step_tensors import StepInputs, StepTensors
 from octavo.scheduling.plan import NO_TOKEN, Admission, Int32, Int64, StepPlan, StepResult, TokenLogprobs
 
-NOT_FINITE = "the model's logits are not finite"
-
 
 class RowSampler(Protocol):
     """What the executor asks of a sampler: state per row, one token per row of logits."""
@@ -36,7 +34,10 @@ class RowSampler(Protocol):
     def admit(self, admission: Admission) -> None: ...
 
     def sample(self, logits: torch.Tensor, rows: Int32, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
-        """`positions` are those of the tokens being sampled; log-probabilities are keyed by row of `logits`."""
+        """A token for each row of `logits`, NO_TOKEN where none can be chosen.
+
+        `positions` are those of the tokens being sampled; log-probabilities are keyed by row of `logits`.
+        """
         ...
 
 
@@ -96,18 +97,21 @@ class TorchExecutor:
     def _sample(
         self, plan: StepPlan, sampling: Int64, logits: torch.Tensor, tokens: Int32
     ) -> tuple[dict[int, TokenLogprobs], tuple[tuple[int, str], ...]]:
-        """Fill `tokens` of the sampling chunks; what could not be sampled comes back by name."""
-        # The largest logit is NaN or infinite exactly when no distribution can be made of its row.
-        finite = torch.isfinite(logits.amax(dim=-1)).cpu().numpy()
-        failures: tuple[tuple[int, str], ...] = ()
-        if not finite.all():
-            failures = tuple((int(chunk), NOT_FINITE) for chunk in sampling[~finite])
-            logits, sampling = logits[torch.from_numpy(finite).to(logits.device)], sampling[finite]
-            if not len(sampling):
-                return {}, failures
+        """Fill `tokens` of the sampling chunks; what no token could be chosen for comes back by name."""
         rows = plan.rows[sampling]
         positions = (plan.starts[sampling] + plan.counts[sampling]).astype(np.int64)
         sampled, logprobs = self._sampler.sample(logits.float(), rows, positions)
         tokens[sampling] = sampled
+        failures: tuple[tuple[int, str], ...] = ()
+        if sampled.min() == NO_TOKEN:
+            lost = np.flatnonzero(sampled == NO_TOKEN)
+            failures = tuple((int(sampling[i]), _reason(logits[int(i)])) for i in lost)
+            rows, sampled = np.delete(rows, lost), np.delete(sampled, lost)
         self._tensors.last_tokens[rows] = sampled
         return {int(sampling[i]): chosen for i, chosen in logprobs.items()}, failures
+
+
+def _reason(logits: torch.Tensor) -> str:
+    if torch.isfinite(logits.amax()):
+        return "every token is ruled out by the request's own parameters"
+    return "the model's logits are not finite"
