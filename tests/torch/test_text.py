@@ -49,7 +49,9 @@ def byte_fallback() -> Tokenizer:
     words = ["▁", "▁the", "▁hello", "▁world", "h", "e", "l", "o", "w", "r", "d", "t", "你", "▁你好", ",", "▁▁", "s"]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words]
     merges: list[tuple[str, str]] = []
-    model = models.BPE({p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    model = models.BPE(
+        {p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True
+    )
     tokenizer = Tokenizer(model)
     tokenizer.add_special_tokens(["<s>", "</s>"])
     tokenizer.decoder = decoders.Sequence(
@@ -123,8 +125,8 @@ def test_any_byte_level_ids_stream_to_what_decoding_all_gives(ids: list[int], pr
 @settings(max_examples=300)
 def test_valid_text_streams_exactly(text: str, prompt: str) -> None:
     for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK):
-        if tokenizer is BYTE_FALLBACK:
-            text, prompt = text.replace("▁", ""), prompt.replace("▁", "")
+        if tokenizer is BYTE_FALLBACK:  # which shows each byte of an unfinished character as a U+FFFD
+            text, prompt = (t.replace("▁", "").replace(BROKEN, "") for t in (text, prompt))
         before, ids = encode(tokenizer, prompt), encode(tokenizer, text)
         assert "".join(stream(tokenizer, before, ids)) == batch(tokenizer, before, ids)
         if tokenizer is BYTE_LEVEL:
@@ -132,13 +134,14 @@ def test_valid_text_streams_exactly(text: str, prompt: str) -> None:
 
 
 FALLBACK_PIECES = st.one_of(
-    st.sampled_from(["the", " hello", "你", "👋🏽", "ď", " ", "  ", "\n", ",", "好", "<s>", "</s>"]), st.characters()
+    st.sampled_from(["the", " hello", "你", "👋🏽", "ď", " ", "  ", "\n", ",", "好", "<s>", "</s>"]),
+    st.characters(exclude_characters="▁" + BROKEN),
 )
 
 
 def fallback_ids(pieces: list[str]) -> list[int]:
     special = {"<s>": 1, "</s>": 2}
-    return [i for p in pieces for i in ([special[p]] if p in special else encode(BYTE_FALLBACK, p.replace("▁", "")))]
+    return [i for p in pieces for i in ([special[p]] if p in special else encode(BYTE_FALLBACK, p))]
 
 
 @given(st.lists(FALLBACK_PIECES, max_size=40), st.integers(0, 10))
