@@ -1,0 +1,137 @@
+"""From what was asked to a running engine: load, read the geometry, decide, allocate.
+
+The only place that knows all the parts. Imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from octavo.config import Config
+from octavo.deployment import Deployment, Facts, decide, kv_dtype_for
+from octavo.engine.engine import Engine
+from octavo.engine.intake import Intake
+from octavo.errors import ConfigError
+from octavo.geometry.dtypes import Dtype, dtype_named
+from octavo.geometry.from_config import geometry_from_config
+from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.reference import ReferenceAttention
+from octavo.machine import cpu_facts, read_machine
+from octavo.memory.cache import KVCache
+from octavo.models.load import LoadedModel, Progress, load_checkpoint
+from octavo.models.rope import fix_rope
+from octavo.models.verify import require_served
+from octavo.policy.bundle import Policies
+from octavo.runtime.executor import TorchExecutor
+from octavo.runtime.sampler import Sampler
+from octavo.scheduling.audit import Audit
+from octavo.scheduling.core import EngineCore
+from octavo.scheduling.limits import Limits
+from octavo.scheduling.scheduler import Scheduler
+
+
+def build_engine(config: Config, progress: Progress | None = None) -> Engine:
+    """Load the model and build the engine around it. Raises `ConfigError` or `ModelError`."""
+    device = resolve_device(config.engine.device)
+    asked = config.model
+    loaded = load_checkpoint(
+        asked.model,
+        revision=asked.revision,
+        dtype=asked.dtype,
+        device=device,
+        max_model_len=asked.max_model_len,
+        tokenizer=asked.tokenizer,
+        skip_tokenizer_init=asked.skip_tokenizer_init,
+        progress=progress,
+    )
+    return engine_for(config, loaded, device)
+
+
+def engine_for(config: Config, loaded: LoadedModel, device: torch.device) -> Engine:
+    """An engine around a model that is loaded already."""
+    served = require_served(loaded.model)
+    backend = ReferenceAttention()
+    weights_dtype = _dtype_of(loaded.dtype)
+    geometry = geometry_from_config(loaded.config_json, kv_dtype_for(config, weights_dtype))
+    facts = _facts(device, loaded, weights_dtype, backend)
+    deployment = decide(config, geometry, facts)
+    notes = fix_rope(loaded.model, deployment.max_model_len)
+    core = build_core(config, deployment, loaded, backend)
+    intake = Intake(
+        loaded.tokenizer,
+        defaults=loaded.generation.sampling,
+        eos_token_ids=loaded.generation.eos_token_ids,
+        vocab_size=core.scheduler.limits.vocab_size,
+        seed=config.model.seed,
+    )
+    engine = Engine(core, intake, deployment)
+    engine.notes = (*loaded.notes, served, *notes)
+    engine.model_name = loaded.name
+    return engine
+
+
+def build_core(config: Config, deployment: Deployment, loaded: LoadedModel, backend: AttentionBackend) -> EngineCore:
+    """The scheduler and the executor over one pool of `deployment.slabs`."""
+    policies = Policies.named(
+        allocation=config.cache.allocation,
+        batching=config.scheduler.batching,
+        admission=config.scheduler.admission,
+    )
+    vocab_size = loaded.model.get_output_embeddings().weight.shape[0]
+    rows = deployment.max_num_seqs
+    cache = KVCache(deployment.layout, deployment.slabs, rows, contiguous=policies.allocation.contiguous)
+    limits = Limits(
+        max_num_seqs=rows,
+        max_num_batched_tokens=deployment.max_num_batched_tokens,
+        max_model_len=deployment.max_model_len,
+        vocab_size=vocab_size,
+        attention_mode=f"{deployment.geometry.attention_mode}/{backend.name}",
+        cache_dtype=str(deployment.kv_dtype),
+    )
+    executor = TorchExecutor(
+        loaded.model,
+        deployment.layout,
+        deployment.slabs,
+        rows=rows,
+        sampler=Sampler(rows, vocab_size, loaded.model.device),
+        backend=backend,
+    )
+    audit = Audit() if config.engine.audit else None
+    return EngineCore(Scheduler(cache, limits, policies), executor, depth=config.engine.pipeline_depth, audit=audit)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises `ConfigError` for a device that is not here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", name, "torch sees no CUDA device here; use cpu or auto")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError("device", name, f"there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+    return device
+
+
+def _facts(device: torch.device, loaded: LoadedModel, dtype: Dtype, backend: AttentionBackend) -> Facts:
+    if device.type == "cpu":
+        facts = cpu_facts(read_machine(), weights_bytes=loaded.weights_bytes, weights_dtype=dtype, weights_loaded=True)
+        return replace(facts, block_order=backend.block_order)
+    free, total = torch.cuda.mem_get_info(device)
+    return Facts(
+        device=str(device),
+        total_bytes=total,
+        available_bytes=free,
+        weights_bytes=loaded.weights_bytes,
+        weights_dtype=dtype,
+        weights_loaded=True,
+        process_bytes=max(0, total - free - loaded.weights_bytes),
+        cores=read_machine().cores,
+        granted_by=torch.cuda.get_device_name(device),
+        block_order=backend.block_order,
+    )
+
+
+def _dtype_of(dtype: torch.dtype) -> Dtype:
+    return dtype_named(str(dtype))

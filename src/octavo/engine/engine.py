@@ -1,0 +1,129 @@
+"""`Engine`: the core, a tokenizer and open requests, driven by the caller. No thread of its own.
+
+    add ----> Intake ----> EngineCore.submit
+    step ---> EngineCore.step ----> Streams.fold ----> deltas        (stop strings end sequences)
+
+`LLM` loops over `step`; `AsyncLLM` runs the same core in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from octavo.deployment import Deployment
+from octavo.engine.intake import Intake, Prepared, Prompt
+from octavo.engine.outputs import Batch, RequestOutput
+from octavo.engine.streams import Streams
+from octavo.errors import EngineDeadError, RequestError
+from octavo.scheduling.core import EngineCore
+from octavo.scheduling.events import Event
+from octavo.scheduling.request import SamplingParams
+
+Observer = Callable[[list[Event]], None]
+
+
+class Engine:
+    """See the module docstring. `clock` gives seconds on the executor's time line."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        intake: Intake,
+        deployment: Deployment | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.core = core
+        self.intake = intake
+        self.deployment = deployment
+        self.observers: list[Observer] = []
+        """Called with the events of every step, in order."""
+        self.model_name = ""
+        self.notes: tuple[str, ...] = ()
+        """What loading found worth saying."""
+        self.dead: str | None = None
+        """Why the engine has ended, once it has."""
+        self._streams = Streams(intake.tokenizer)
+        self._clock = clock
+
+    def add(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> Prepared:
+        """Queue a prompt. Raises `RequestError`, having changed nothing, when it cannot be served."""
+        self._require_alive()
+        if request_id in self._streams:
+            raise RequestError("request_id", request_id, "is in use; give every open request its own")
+        prepared = self.intake.prepare(request_id, prompt, params, priority=priority)
+        self._streams.open(prepared, submit_all(self.core, prepared, self._clock()))
+        return prepared
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; its choices finish with reason `abort`. False when it is not open."""
+        sequence_ids = self._streams.sequence_ids(request_id)
+        for sequence_id in sequence_ids:
+            self.core.abort(sequence_id, self._clock())
+        return bool(sequence_ids)
+
+    @property
+    def has_work(self) -> bool:
+        return self.core.has_work or bool(self._streams.request_ids())
+
+    def step(self) -> Batch:
+        """Run one step; returns what it added to each open request.
+
+        When the executor fails, every open request ends with that error and `EngineDeadError`
+        follows on the next call.
+        """
+        self._require_alive()
+        try:
+            events = self.core.step(self._clock())
+        except Exception as error:
+            self.dead = f"{type(error).__name__}: {error}"
+            events = self.core.fail(self.dead, self._clock())
+        batch = self._observe(events)
+        for sequence_id in batch.stopped:
+            self.core.abort(sequence_id, self._clock(), "stop")
+        if batch.stopped:
+            ended = self._observe(self.core.scheduler.drain_events())
+            batch = Batch(batch.deltas + ended.deltas, (), batch.finished + ended.finished)
+        return batch
+
+    def take(self, request_id: str) -> RequestOutput:
+        """The last output of a finished request, which is then forgotten."""
+        return self._streams.close(request_id)
+
+    def output(self, request_id: str) -> RequestOutput:
+        """What an open request has so far."""
+        return self._streams.output(request_id)
+
+    def discard(self, request_id: str) -> None:
+        """End a request if it is open, and forget it: nobody waits for it any more."""
+        if request_id in self._streams:
+            self.abort(request_id)
+            self._streams.close(request_id)
+
+    def close(self) -> None:
+        self.core.executor.close()
+
+    def _observe(self, events: list[Event]) -> Batch:
+        for observer in self.observers:
+            observer(events)
+        return self._streams.fold(events)
+
+    def _require_alive(self) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(f"the engine has failed and serves no more requests: {self.dead}")
+
+
+def submit_all(core: EngineCore, prepared: Prepared, now: float) -> list[int]:
+    """Submit every choice of a prompt, or none of them."""
+    sequence_ids: list[int] = []
+    try:
+        for request in prepared.requests:
+            sequence_ids.append(core.submit(request, now))
+    except RequestError:
+        for sequence_id in sequence_ids:
+            core.abort(sequence_id, now)
+        raise
+    return sequence_ids

@@ -1,0 +1,112 @@
+"""From what a caller passes to what the core takes: a prompt and parameters become `Request`s.
+
+Owns tokenising, the checkpoint's defaults, seeds for requests without one, and `n` choices as
+independent requests. Whether a request fits is the core's question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from octavo.errors import RequestError, shorten
+from octavo.scheduling.request import MAX_SEED, Request, SamplingParams, prompt_array
+
+Prompt = str | Mapping[str, Any] | Sequence[int]
+"""Text, `{"prompt": text}`, `{"prompt_token_ids": [...]}`, or a list of token ids."""
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One prompt, ready to be submitted: one core request for each of its `n` choices."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    requests: tuple[Request, ...]
+
+
+class Intake:
+    def __init__(
+        self,
+        tokenizer: Any | None,
+        *,
+        defaults: Mapping[str, Any],
+        eos_token_ids: tuple[int, ...],
+        vocab_size: int,
+        seed: int = 0,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.defaults = defaults
+        self._vocab_size = vocab_size
+        self._seeds = Random(seed)
+
+    def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> Prepared:
+        """Raises `RequestError` naming the field that is wrong."""
+        if params is None:
+            params = SamplingParams()
+        elif not isinstance(params, SamplingParams):
+            raise RequestError("sampling_params", params, "must be a SamplingParams")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError("priority", priority, "must be an integer; lower goes first")
+        text, token_ids = self._tokens_of(prompt)
+        array = prompt_array(token_ids, vocab_size=self._vocab_size)
+        if self.tokenizer is None and params.stop:
+            raise RequestError("stop", params.stop, "there is no tokenizer to find strings with; use stop_token_ids")
+        final = params.with_defaults(self.defaults)
+        if final.seed is None:
+            final = replace(final, seed=self._seeds.randint(0, MAX_SEED))
+        requests = tuple(
+            Request(
+                request_id=request_id,
+                prompt_token_ids=array,
+                params=final,
+                eos_token_ids=self.eos_token_ids,
+                choice=choice,
+                priority=priority,
+            )
+            for choice in range(final.n)
+        )
+        return Prepared(request_id, text, tuple(array.tolist()), final, requests)
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Any]:
+        if isinstance(prompt, str):
+            return prompt, self._encode(prompt)
+        if isinstance(prompt, Mapping):
+            unknown = [key for key in prompt if key not in _PROMPT_KEYS]
+            if unknown:
+                raise RequestError("prompt", unknown, f"unknown keys; a prompt has {' or '.join(_PROMPT_KEYS)}")
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), prompt["prompt_token_ids"]
+            if isinstance(prompt.get("prompt"), str):
+                return prompt["prompt"], self._encode(prompt["prompt"])
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+            return None, prompt
+        raise RequestError(
+            "prompt", shorten(prompt), 'must be a text, a list of token ids, or {"prompt_token_ids": [...]}'
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError(
+                "prompt", text, "there is no tokenizer (skip_tokenizer_init); pass prompt_token_ids instead"
+            )
+        if not text:
+            raise RequestError("prompt", text, "is empty; give at least one character")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                "prompt", text, f"is not valid Unicode ({error.reason}); send well-formed text"
+            ) from None
+        from octavo.models.tokenizer import encode_prompt
+
+        return encode_prompt(self.tokenizer, text)
