@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -54,3 +55,61 @@ def edit_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], ob
     tensors = {name: tensor.clone() for name, tensor in load_file(directory / WEIGHTS).items()}
     change(tensors)
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def write_llama_gguf(path: Path, model: LlamaForCausalLM, **metadata: object) -> None:
+    """The model as llama.cpp's converter writes it: q and k rows interleaved, a byte-level vocabulary."""
+    config, tensors = model.config, model.state_dict()
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_name("tiny")
+    letters = [*(chr(97 + index) for index in range(config.vocab_size - 4)), "ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(str(metadata.get("pre", "gpt-2")))
+    writer.add_token_list(["<unk>", "<s>", "</s>", *letters])
+    writer.add_token_types([3, 3, 3] + [1] * len(letters))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    for key, value in metadata.get("strings", {}).items():  # type: ignore[attr-defined]
+        writer.add_string(key, value)
+    extra = metadata.get("extra", {})
+    for name, tensor in (_gguf_tensors(tensors, config) | extra).items():  # type: ignore[operator]
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
+def _gguf_tensors(tensors: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
+    heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
+    named = {"token_embd.weight": tensors["model.embed_tokens.weight"], "output_norm.weight": tensors["model.norm.weight"]}
+    if not config.tie_word_embeddings:
+        named["output.weight"] = tensors["lm_head.weight"]
+    for layer in range(config.num_hidden_layers):
+        for own, gguf_name in GGUF_NAMES.items():
+            tensor = tensors[f"model.layers.{layer}.{own}.weight"]
+            if own in heads:
+                rows, columns = tensor.shape
+                split = tensor.reshape(heads[own], 2, rows // heads[own] // 2, columns)
+                tensor = split.transpose(1, 2).reshape(rows, columns).contiguous()
+            named[f"blk.{layer}.{gguf_name}.weight"] = tensor
+    return named
