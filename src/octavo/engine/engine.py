@@ -44,6 +44,7 @@ class Engine:
         """What loading found worth saying."""
         self.dead: str | None = None
         """Why the engine has ended, once it has."""
+        self.cause: Exception | None = None
         self._streams = Streams(intake.tokenizer)
         self._clock = clock
 
@@ -78,8 +79,8 @@ class Engine:
         self._require_alive()
         try:
             events = self.core.step(self._clock())
-        except Exception as error:
-            self.dead = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            self.dead, self.cause = f"{type(error).__name__}: {error}", error
             events = self.core.fail(self.dead, self._clock())
         batch = self._observe(events)
         for sequence_id in batch.stopped:
@@ -113,7 +114,7 @@ class Engine:
 
     def _require_alive(self) -> None:
         if self.dead is not None:
-            raise EngineDeadError(f"the engine has failed and serves no more requests: {self.dead}")
+            raise EngineDeadError(f"the engine has failed and serves no more requests: {self.dead}") from self.cause
 
 
 def submit_all(core: EngineCore, prepared: Prepared, now: float) -> list[int]:
@@ -121,7 +122,7 @@ def submit_all(core: EngineCore, prepared: Prepared, now: float) -> list[int]:
     sequence_ids: list[int] = []
     try:
         for request in prepared.requests:
-            sequence_ids.append(core.submit(request, now))
+            sequence_ids.append(core.submit(request, now))  # noqa: PERF401 - needed when a later one is refused
     except RequestError:
         for sequence_id in sequence_ids:
             core.abort(sequence_id, now)

@@ -60,7 +60,8 @@ class LLM:
         """Complete every prompt; outputs come in the order of the prompts.
 
         Raises `RequestError` for the first prompt that cannot be served, before anything runs.
-        A sequence that fails while running has `finish_reason == "error"`.
+        A sequence that fails alone has `finish_reason == "error"`; `EngineDeadError` means that the
+        engine itself failed, and all with it.
         """
         asked = _as_prompts(prompts)
         return self._run(self._add_all(asked, _one_each("sampling_params", sampling_params, len(asked)), priority))
@@ -152,7 +153,10 @@ class LLM:
             for name in names:
                 self.engine.discard(name)
             raise
-        return [self.engine.take(name) for name in names]
+        outputs = [self.engine.take(name) for name in names]
+        if self.engine.dead is not None:
+            raise EngineDeadError(f"the engine failed: {self.engine.dead}") from self.engine.cause
+        return outputs
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,0 +1,222 @@
+"""`AsyncLLM`: the engine for asyncio. Many coroutines, one engine thread, one event loop.
+
+    coroutine -> prepare (tokens) -> EngineThread.post -> ... -> events -> Streams.fold -> mailbox
+
+Events cross into the loop in one call a step. A reader that is slow finds what came meanwhile
+merged in its mailbox; it stalls nobody. Leaving an iterator aborts its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.config import Config
+from octavo.deployment import Deployment
+from octavo.engine.engine import Engine, Observer
+from octavo.engine.intake import Prepared, Prompt
+from octavo.engine.outputs import Delta, RequestOutput
+from octavo.engine.streams import Streams
+from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.scheduling.events import Event
+from octavo.scheduling.request import SamplingParams
+from octavo.server.engine_thread import Accepted, End, EngineThread, Submit
+
+
+@dataclass(slots=True, eq=False)
+class _Mailbox:
+    """What a reader has not read yet."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class AsyncLLM:
+    """Around an `Engine`, whose core moves to a thread. Use it from one event loop.
+
+        async with AsyncLLM.start(model=..., **options) as llm:
+            async for delta in llm.stream("Once upon a time", SamplingParams(max_tokens=16)): ...
+
+    Options are those of `Config`. Raises `ConfigError` or `ModelError` at start, `RequestError` for
+    a request that cannot be served, `EngineDeadError` once the engine has failed.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.observers: list[Observer] = []
+        """Called in the event loop with the events of every step."""
+        self._streams = Streams(engine.intake.tokenizer)
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._opening: set[str] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = EngineThread(engine.core, self._deliver)
+        self._count = 0
+
+    @classmethod
+    def start(cls, model: str | None = None, **options: Any) -> AsyncLLM:
+        """Load a model and build its engine. Blocks while loading."""
+        from octavo.engine.build import build_engine
+
+        return cls(build_engine(Config.from_kwargs(model=model, **options)))
+
+    @property
+    def deployment(self) -> Deployment | None:
+        return self.engine.deployment
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.alive
+
+    async def __aenter__(self) -> AsyncLLM:
+        self._start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.shutdown()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Everything so far, each time there is more; the last one is finished."""
+        name = self._name(request_id)
+        await self._submit(name, prompt, sampling_params, priority)
+        try:
+            async for _ in self._read(name):
+                yield self._streams.output(name)
+        finally:
+            self._leave(name)
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[Delta]:
+        """What each step added. Each choice ends with one delta that has a `finish_reason`."""
+        name = self._name(request_id)
+        await self._submit(name, prompt, sampling_params, priority)
+        try:
+            async for deltas in self._read(name):
+                for delta in deltas:
+                    yield delta
+        finally:
+            self._leave(name)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request; its reader gets `finish_reason == "abort"`. False when it is not open."""
+        sequence_ids = self._streams.sequence_ids(request_id)
+        if sequence_ids:
+            self._post(End(sequence_ids))
+        return bool(sequence_ids)
+
+    async def shutdown(self, *, drain: bool = False) -> None:
+        """Stop the engine: after what is running when `drain`, else every open request ends with an error."""
+        await asyncio.to_thread(self._thread.close, drain=drain)
+        await asyncio.sleep(0)  # let the last events reach their mailboxes
+
+    # -- inside, in the event loop --------------------------------------------------------------
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._thread.start()
+        elif self._loop is not loop:
+            raise OctavoError("an AsyncLLM belongs to the event loop in which it was first used")
+
+    def _name(self, request_id: str | None) -> str:
+        self._count += 1
+        return f"request-{self._count}" if request_id is None else request_id
+
+    async def _submit(self, name: str, prompt: Prompt, params: SamplingParams | None, priority: int) -> None:
+        self._start()
+        if name in self._streams or name in self._opening:
+            raise RequestError("request_id", name, "is in use; give every open request its own")
+        prepared = self.engine.intake.prepare(name, prompt, params, priority=priority)
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = loop.create_future()
+        self._opening.add(name)
+        self._post(Submit(prepared, lambda answer: self._call(self._opened, prepared, opened, answer)))
+        await opened
+
+    def _opened(self, prepared: Prepared, opened: asyncio.Future[None], answer: Accepted | OctavoError) -> None:
+        """The engine has answered a submission. Runs before the first event of its sequences is folded."""
+        self._opening.discard(prepared.request_id)
+        if isinstance(answer, OctavoError):
+            if not opened.done():
+                opened.set_exception(answer)
+        elif opened.done():  # whoever asked has left
+            self._post(End(tuple(answer)))
+        else:
+            self._streams.open(prepared, answer)
+            self._mailboxes[prepared.request_id] = _Mailbox()
+            opened.set_result(None)
+
+    async def _read(self, name: str) -> AsyncIterator[list[Delta]]:
+        mailbox = self._mailboxes[name]
+        ended = 0
+        choices = len(self._streams.sequence_ids(name))
+        while ended < choices:
+            await mailbox.arrived.wait()
+            mailbox.arrived.clear()
+            deltas, mailbox.deltas = mailbox.deltas, []
+            ended += sum(delta.finish_reason is not None for delta in deltas)
+            yield deltas
+
+    def _leave(self, name: str) -> None:
+        """The reader has left, at the end or early."""
+        if not self._streams.output(name).finished and self._thread.dead is None:
+            self._post(End(self._streams.sequence_ids(name)))
+        self._streams.close(name)
+        del self._mailboxes[name]
+
+    def _take(self, events: list[Event]) -> None:
+        for observer in self.observers:
+            observer(events)
+        batch = self._streams.fold(events)
+        if batch.stopped and self._thread.dead is None:
+            self._post(End(batch.stopped, "stop"))
+        for delta in batch.deltas:
+            mailbox = self._mailboxes[delta.request_id]
+            mailbox.deltas.append(delta)
+            mailbox.arrived.set()
+
+    def _post(self, command: Submit | End) -> None:
+        try:
+            self._thread.post(command)
+        except EngineDeadError:
+            # What is to be ended has ended with the engine; only a newcomer needs to know.
+            if isinstance(command, Submit):
+                self._opening.discard(command.prepared.request_id)
+                raise
+
+    # -- inside, in the engine thread -----------------------------------------------------------
+
+    def _deliver(self, events: list[Event]) -> None:
+        if events:
+            self._call(self._take, events)
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has been closed: nobody is left to be told
+                self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def chat_prompt(llm: AsyncLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+    """Token ids of a conversation, through the model's chat template."""
+    from octavo.models.tokenizer import encode_messages
+
+    tokenizer = llm.engine.intake.tokenizer
+    if tokenizer is None:
+        raise RequestError("messages", messages, "there is no tokenizer (skip_tokenizer_init); pass token ids")
+    return encode_messages(tokenizer, messages)

@@ -1,0 +1,136 @@
+"""The core in a thread of its own. The only place where octavo starts one for the engine.
+
+    any thread --post--> inbox --> [engine thread: submit, abort, step] --deliver--> one call a step
+
+Commands and replies are values; the core is touched by the engine thread alone. `deliver` is
+called in the engine thread and must return at once.
+
+Invariant: every `Submit` gets exactly one reply, also when the engine dies or is shut down.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from octavo.engine.engine import submit_all
+from octavo.engine.intake import Prepared
+from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.scheduling.core import EngineCore
+from octavo.scheduling.events import Event, FinishReason
+
+SWITCH_INTERVAL_S = 1e-3
+"""A busy Python thread elsewhere must not hold the interpreter for long while a step is being planned."""
+
+Accepted = Sequence[int]
+Reply = Callable[[Accepted | OctavoError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    prepared: Prepared
+    reply: Reply
+    """Called in the engine thread with the sequence ids, or with why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    sequence_ids: tuple[int, ...]
+    reason: FinishReason = "abort"
+
+
+class EngineThread:
+    def __init__(
+        self,
+        core: EngineCore,
+        deliver: Callable[[list[Event]], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core = core
+        self._deliver = deliver
+        self._clock = clock
+        self._inbox: deque[Submit | End] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._draining = False
+        self.dead: EngineDeadError | None = None
+        """Set once the engine serves no more."""
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+
+    def start(self) -> None:
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and self.dead is None
+
+    def post(self, command: Submit | End) -> None:
+        """Hand a command over; returns at once. Raises `EngineDeadError` when nobody would read it."""
+        with self._changed:
+            if self._closing or self.dead is not None:
+                raise self.dead or EngineDeadError("the engine is shutting down")
+            self._inbox.append(command)
+            self._changed.notify()
+
+    def close(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
+        """Stop the thread: after what is running when `drain`, else at once. False when it did not in time."""
+        with self._changed:
+            self._closing, self._draining = True, drain
+            self._changed.notify()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- the engine thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason = "the engine was shut down"
+        try:
+            while self._wait_for_work():
+                self._obey()
+                self._deliver(self._core.step(self._clock()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            reason = f"the engine has failed: {type(error).__name__}: {error}"
+        self._end(reason)
+
+    def _wait_for_work(self) -> bool:
+        """False when it is time to stop."""
+        with self._changed:
+            while not self._inbox and not self._core.has_work and not self._closing:
+                self._changed.wait()
+            return not self._closing or (self._draining and (bool(self._inbox) or self._core.has_work))
+
+    def _obey(self) -> None:
+        while self._inbox:
+            command = self._inbox.popleft()
+            if isinstance(command, Submit):
+                self._submit(command)
+            else:
+                for sequence_id in command.sequence_ids:
+                    self._core.abort(sequence_id, self._clock(), command.reason)
+
+    def _submit(self, command: Submit) -> None:
+        try:
+            accepted = submit_all(self._core, command.prepared, self._clock())
+        except RequestError as error:
+            command.reply(error)
+        else:
+            command.reply(accepted)
+
+    def _end(self, reason: str) -> None:
+        """Last words: every open sequence ends with an error, every command in the inbox is answered."""
+        with self._changed:
+            self.dead = EngineDeadError(reason)
+            left = list(self._inbox)
+            self._inbox.clear()
+        for command in left:
+            if isinstance(command, Submit):
+                command.reply(self.dead)
+        self._deliver(self._core.fail(reason, self._clock()))
+        self._core.executor.close()
