@@ -72,11 +72,14 @@ def layout() -> Layout:
     return make_layout([StateGroup("full", (0, 1), (kv, kv))], BLOCK_TOKENS)
 
 
-def decoding(running: int, steps: int) -> Scheduler:
-    """A scheduler with `running` sequences that have their first token and room for `steps` more."""
+def decoding(running: int, steps: int, waiting: int = 0) -> Scheduler:
+    """A scheduler with `running` sequences that have their first token and room for `steps` more.
+
+    All seats are taken, so whoever waits goes on waiting.
+    """
     longest = PROMPT_TOKENS + BLOCK_TOKENS + steps + 2
     slabs = running * (-(-longest // BLOCK_TOKENS) + 1)
-    prompts = [PROMPT_TOKENS + i % BLOCK_TOKENS for i in range(running)]
+    prompts = [PROMPT_TOKENS + i % BLOCK_TOKENS for i in range(running + waiting)]
     limits = Limits(running, sum(prompts), longest + 1, VOCAB)
     scheduler = Scheduler(KVCache(layout(), slabs, running), limits)
     params = SamplingParams(max_tokens=steps + 2, temperature=0.0, seed=0).with_defaults({})
@@ -92,11 +95,11 @@ def decoding(running: int, steps: int) -> Scheduler:
     return scheduler
 
 
-def measure(running: int, steps: int, repetitions: int, *, audit: bool) -> Measured:
+def measure(running: int, steps: int, repetitions: int, *, waiting: int, audit: bool) -> Measured:
     times = np.zeros((repetitions, steps, len(PARTS)), dtype=np.int64)
     answers = np.random.default_rng(1).integers(EOS + 1, VOCAB, (steps, running), dtype=np.int32)
     for repetition in range(repetitions):
-        scheduler = decoding(running, steps)
+        scheduler = decoding(running, steps, waiting)
         watch = Audit() if audit else None
         for step in range(steps):
             times[repetition, step] = _one_step(scheduler, answers[step], float(step), watch)
@@ -114,10 +117,10 @@ def _one_step(scheduler: Scheduler, answer: np.ndarray, now: float, watch: Audit
     if watch is not None:
         watch.after_step(scheduler, plan)
     audited = perf_counter_ns()
-    pairs = [pair for event in scheduler.drain_events() if isinstance(event, StepTokens) for pair in event.pairs()]
+    lists = [event.pairs() for event in scheduler.drain_events() if isinstance(event, StepTokens)]
     handed_over = perf_counter_ns()
-    if len(pairs) != len(answer):
-        raise SystemExit(f"step {now:.0f} handed over {len(pairs)} tokens of {len(answer)}")
+    if len(lists) != 1 or len(lists[0]) != len(answer):
+        raise SystemExit(f"step {now:.0f} handed over {[len(pairs) for pairs in lists]} tokens of {len(answer)}")
     return scheduled - start, committed - returned, handed_over - audited, audited - committed
 
 
@@ -157,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--running", default="64,256,1024,4096", help="numbers of running sequences, by commas")
     parser.add_argument("--steps", type=int, default=320, help="steps measured in each repetition (default 320)")
     parser.add_argument("--repeat", type=int, default=5, help="identical repetitions (default 5)")
+    parser.add_argument("--waiting", type=int, default=0, help="requests that wait, all seats being taken (default 0)")
     parser.add_argument("--no-audit", action="store_true", help="leave out the runs with every invariant checked")
     options = parser.parse_args(arguments)
     sizes = [int(text) for text in options.running.split(",")]
@@ -164,11 +168,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--running, --steps and --repeat must be at least 1")
     audits = (False,) if options.no_audit else (False, True)
     facts = machine_facts()
-    measured = [measure(n, options.steps, options.repeat, audit=audit) for audit in audits for n in sizes]
+    measured = [
+        measure(n, options.steps, options.repeat, waiting=options.waiting, audit=audit)
+        for audit in audits
+        for n in sizes
+    ]
     print_table(measured)
     print(described(facts))
     rows = [{"running": m.running, "audit": m.audit, **_rounded(m.summary())} for m in measured]
-    report = {"benchmark": "scheduler", "machine": facts, "steps": options.steps, "repeat": options.repeat}
+    report = {
+        "benchmark": "scheduler",
+        "machine": facts,
+        "steps": options.steps,
+        "repeat": options.repeat,
+        "waiting": options.waiting,
+    }
     print(json.dumps(report | {"block_tokens": BLOCK_TOKENS, "vllm_ms_elsewhere": VLLM_MS, "rows": rows}))
 
 

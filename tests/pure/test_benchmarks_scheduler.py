@@ -21,7 +21,8 @@ def test_the_last_line_is_json_with_one_row_for_each_size_with_and_without_audit
     done = run("--running", "3,40", "--steps", "20", "--repeat", "2")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
-    assert [(row["running"], row["audit"]) for row in report["rows"]] == [(3, False), (40, False), (3, True), (40, True)]
+    asked = [(3, False), (40, False), (3, True), (40, True)]
+    assert [(row["running"], row["audit"]) for row in report["rows"]] == asked
     for row in report["rows"]:
         assert 0 < row["median_ms"] <= row["p99_ms"]
         parts = sum(row[f"{part}_ms"] for part in ("schedule", "commit", "hand_over", "audit"))
