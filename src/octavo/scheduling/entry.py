@@ -15,6 +15,7 @@ from octavo.errors import PolicyError
 from octavo.memory.values import NOTHING_NEW, Int64, Shortfall
 from octavo.policy.admission import AdmissionView
 from octavo.scheduling.draft import Draft
+from octavo.scheduling.events import Resource
 from octavo.scheduling.limits import extent_of
 from octavo.scheduling.sequence import Sequence
 
@@ -30,19 +31,18 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
     if draft.preempted or draft.stalled:
         return
     whole = scheduler.policies.batching.whole_batches
-    if whole and len(draft.rows):
-        draft.bound_by = draft.bound_by or "sequence_limit"
+    closed: Resource | None = "sequence_limit" if whole and len(draft.rows) else _closed(scheduler, draft)
+    if closed is not None:
+        draft.bound_by = draft.bound_by or closed
         return
     promised = promised_slabs(scheduler)
     committed = committed_slabs(scheduler)
     first_blocked: Sequence | None = None
     looked = 0
     for sequence in scheduler.waiting:
-        if len(scheduler.running) >= scheduler.limits.max_num_seqs:
-            draft.bound_by = draft.bound_by or "sequence_limit"
-            return
-        if draft.budget <= 0 and not whole:
-            draft.bound_by = draft.bound_by or "token_budget"
+        closed = _closed(scheduler, draft)
+        if closed is not None:
+            draft.bound_by = draft.bound_by or closed
             return
         looked += 1
         costs = _try_to_seat(scheduler, draft, sequence, promised, committed)
@@ -58,6 +58,15 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
             first_blocked.passed += 1
             if first_blocked.passed >= MAX_PASSED:
                 return
+
+
+def _closed(scheduler: Scheduler, draft: Draft) -> Resource | None:
+    """What keeps everybody out, however many blocks are free."""
+    if len(scheduler.running) >= scheduler.limits.max_num_seqs:
+        return "sequence_limit"
+    if draft.budget <= 0 and not scheduler.policies.batching.whole_batches:
+        return "token_budget"
+    return None
 
 
 def _try_to_seat(
