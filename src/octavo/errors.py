@@ -75,5 +75,8 @@ def shorten(value: Any, limit: int = 80) -> str:
     if isinstance(value, (str, bytes, list, tuple)) and len(value) > limit:
         kind = type(value).__name__
         return f"{value[: limit // 2]!r}... ({kind} of length {len(value)})"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print an integer of thousands of digits
+        return f"a value of type {type(value).__name__} that cannot be printed"
     return text if len(text) <= limit else f"{text[:limit]}..."

@@ -121,7 +121,10 @@ def test_any_byte_level_ids_stream_to_what_decoding_all_gives(ids: list[int], pr
         assert joined == batch(BYTE_LEVEL, before, output, skip)
 
 
-@given(st.text(max_size=60), st.text(max_size=30))
+WRITING = st.text(st.characters(codec="utf-8"), max_size=60)
+
+
+@given(WRITING, WRITING)
 @settings(max_examples=300)
 def test_valid_text_streams_exactly(text: str, prompt: str) -> None:
     for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK):
@@ -135,7 +138,7 @@ def test_valid_text_streams_exactly(text: str, prompt: str) -> None:
 
 FALLBACK_PIECES = st.one_of(
     st.sampled_from(["the", " hello", "你", "👋🏽", "ď", " ", "  ", "\n", ",", "好", "<s>", "</s>"]),
-    st.characters(exclude_characters="▁" + BROKEN),
+    st.characters(exclude_characters="▁" + BROKEN, codec="utf-8"),
 )
 
 
@@ -159,9 +162,11 @@ def test_any_byte_fallback_ids_keep_every_character_that_decoding_all_has(
 ) -> None:
     before, output = ids[:prompt], ids[prompt:]
     joined, whole = "".join(stream(BYTE_FALLBACK, before, output, skip)), batch(BYTE_FALLBACK, before, output, skip)
-    if BROKEN not in BYTE_FALLBACK.decode(ids, skip_special_tokens=skip):
+    if BROKEN in BYTE_FALLBACK.decode(before, skip_special_tokens=skip):
+        return  # the output may complete the prompt's last character
+    if BROKEN not in whole:
         assert joined == whole
-    elif BROKEN not in BYTE_FALLBACK.decode(before, skip_special_tokens=skip):
+    else:
         rest = iter(joined)  # whatever is broken, good characters are all there, in order
         assert all(char in rest for char in whole if char != BROKEN)
 

@@ -217,7 +217,7 @@ def _bias(value: Any) -> dict[int, float]:
         raise RequestError("logit_bias", value, "must map token ids to numbers")
     result: dict[int, float] = {}
     for key, bias in value.items():
-        if isinstance(key, str) and key.isascii() and key.isdigit():
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
             key = int(key)
         _integer("logit_bias", key, 0, 2**31 - 1, "every key must be a token id")
         _number("logit_bias", bias, -100.0, 100.0, "every bias must be a number from -100 to 100", required=True)
