@@ -1,0 +1,289 @@
+"""Every invariant, by name, in seeded random worlds: what `octavo check` prints.
+
+A world is a toy engine: some layout, allocation, batching, admission and pipeline depth, and
+random traffic (submissions, aborts, steps, unpredictable ends, failures of single sequences).
+After every operation each invariant runs; what it saw is counted as distinct states. The same
+seed gives the same answer. Owns no invariant but those of whole runs, at the end of this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from octavo.errors import InvariantViolation, RequestError
+from octavo.memory.cache import KVCache
+from octavo.memory.check import INVARIANTS as MEMORY_INVARIANTS
+from octavo.memory.check import is_empty
+from octavo.memory.slots import LEGAL_MOVES, GroupSlots, SlotState
+from octavo.policy.allocation import allocation_named
+from octavo.policy.bundle import Policies
+from octavo.policy.chaos import Chaos
+from octavo.scheduling.audit import INVARIANTS as SCHEDULING_INVARIANTS
+from octavo.scheduling.core import EngineCore
+from octavo.scheduling.events import Event, Finished, StepTokens
+from octavo.scheduling.limits import Limits
+from octavo.scheduling.request import Request
+from octavo.scheduling.scheduler import Scheduler
+from octavo.simulate.handover import walk_through
+from octavo.simulate.toy_model import VOCAB, ToyExecutor, ToyModel, toy_layout, toy_request
+
+CONTEXT = 64
+MAX_DRAIN_STEPS = 5_000
+WHOLE_RUN = (
+    "slot-moves",
+    "progress",
+    "in-flight-slots",
+    "executor-tables",
+    "all-requests-answered",
+    "tokens-unchanged-by-policy",
+    "empty-after-drain",
+    "handover",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """One invariant: whether it held wherever it was looked at, and in how many distinct states that was."""
+
+    name: str
+    passed: bool
+    states_visited: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a random run is made of."""
+
+    heads: tuple[int, ...] = (2,)
+    """Key heads of each group: (2,) is one group, (4, 2) packs two blocks of the second in a slab."""
+    allocation: str = "paged"
+    batching: str = "iteration"
+    admission: str = "max_utilization"
+    chaos: bool = False
+    depth: int = 0
+    slabs: int = 12
+    rows: int = 5
+
+    @property
+    def label(self) -> str:
+        policies = "chaos" if self.chaos else f"{self.batching}+{self.admission}"
+        return f"groups {self.heads}, {self.allocation}, {policies}, depth {self.depth}"
+
+    def policies(self, seed: int) -> Policies:
+        if not self.chaos:
+            return Policies.named(allocation=self.allocation, batching=self.batching, admission=self.admission)
+        chaos = Chaos(seed)
+        return Policies(allocation_named(self.allocation), batching=chaos, admission=chaos, victim=chaos)
+
+
+def all_worlds() -> tuple[World, ...]:
+    """Every combination of groups, allocation, policies and depth."""
+    return tuple(
+        World(heads, allocation, batching, admission, chaos, depth)
+        for heads in ((2,), (4, 2))
+        for allocation in ("paged", "contiguous-max", "contiguous-pow2")
+        for batching, admission, chaos in (
+            ("iteration", "max_utilization", False),
+            ("iteration", "guaranteed_no_evict", False),
+            ("request", "max_utilization", False),
+            ("request", "guaranteed_no_evict", False),
+            ("", "", True),
+        )
+        for depth in (0, 1)
+    )
+
+
+def explore(seed: int = 0, steps: int = 2_400, worlds: tuple[World, ...] | None = None) -> list[Explored]:
+    """Run `steps` operations in all, spread over the worlds, and report on each invariant by name."""
+    chosen = all_worlds() if worlds is None else worlds
+    findings = _Findings()
+    _try_every_slot_move(findings)
+    for depth in (0, 1):
+        _walk_the_handover(findings, depth)
+    for world in chosen:
+        _Run(world, seed, findings).run(max(1, steps // len(chosen)))
+    return findings.report(f"{len(chosen)} worlds of {max(1, steps // len(chosen))} operations")
+
+
+@dataclass(slots=True)
+class _Findings:
+    states: dict[str, set[bytes]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def saw(self, name: str, *state: Any) -> None:
+        digest = blake2b(repr(state).encode(), digest_size=8).digest()
+        self.states.setdefault(name, set()).add(digest)
+
+    def failed(self, name: str, detail: str) -> None:
+        self.failures.setdefault(name, detail)
+
+    def report(self, size: str) -> list[Explored]:
+        names = dict.fromkeys((*MEMORY_INVARIANTS, *SCHEDULING_INVARIANTS, *WHOLE_RUN, *self.failures))
+        return [
+            Explored(
+                name,
+                passed=name not in self.failures and bool(self.states.get(name)),
+                states_visited=len(self.states.get(name, ())),
+                detail=self.failures.get(name, size),
+            )
+            for name in names
+        ]
+
+
+class _Run:
+    """One world under random traffic."""
+
+    def __init__(self, world: World, seed: int, findings: _Findings) -> None:
+        self.world = world
+        self.findings = findings
+        self.random = Random(f"{seed} {world.label}")
+        self.model = ToyModel(ends_every=12, fails_every=400)
+        layout = toy_layout(world.heads)
+        policies = world.policies(self.random.getrandbits(32))
+        cache = KVCache(layout, world.slabs, world.rows, contiguous=policies.allocation.contiguous)
+        limits = Limits(world.rows, self.random.choice((6, 9, 32)), CONTEXT, VOCAB)
+        executor = ToyExecutor(self.model, layout, world.slabs, world.rows)
+        self.core = EngineCore(Scheduler(cache, limits, policies), executor, depth=world.depth)
+        self.requests: dict[int, Request] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.endings: dict[int, list[Finished]] = {}
+        self.operations = 0
+
+    def run(self, operations: int) -> None:
+        try:
+            for _ in range(operations):
+                self._operate()
+                self._check()
+            self._drain()
+        except InvariantViolation as violation:
+            self.findings.failed(violation.name, f"{self.world.label}, operation {self.operations}: {violation.detail}")
+
+    def _operate(self) -> None:
+        self.operations += 1
+        drawn = self.random.random()
+        if drawn < 0.3 and len(self.core.scheduler.waiting) < 12:
+            self._submit()
+        elif drawn < 0.38 and self.requests:
+            self.core.abort(self.random.choice(list(self.requests)), 0.0)
+        else:
+            self._step()
+
+    def _submit(self) -> None:
+        longest = 60 if self.random.random() < 0.1 else 14
+        prompt = [self.random.randrange(1, VOCAB) for _ in range(self.random.randint(1, longest))]
+        max_tokens = self.random.choice((0, 1, 2, 5, 9, 14, 14, 30, None))
+        priority = self.random.choice((0, 0, 0, -1, 2))
+        asked = toy_request(f"r{self.operations}", prompt, max_tokens, priority=priority)
+        try:
+            sequence_id = self.core.submit(asked, 0.0)
+        except RequestError:
+            return  # refused with a reason: that is an answer
+        self.requests[sequence_id] = asked
+
+    def _step(self) -> None:
+        scheduler = self.core.scheduler
+        stuck = not len(scheduler.running) and not scheduler.in_flight and len(scheduler.waiting)
+        self._learn(self.core.step(0.0))
+        if stuck:
+            self.findings.saw("progress", self.world, self._traffic())
+            _require("progress", len(scheduler.running) or len(scheduler.waiting) < stuck, f"{stuck} wait, none enters")
+
+    def _learn(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, StepTokens):
+                for sequence_id, token in event.pairs():
+                    self.tokens.setdefault(sequence_id, []).append(token)
+            elif isinstance(event, Finished):
+                self.endings.setdefault(event.sequence_id, []).append(event)
+
+    def _check(self) -> None:
+        cache, traffic = self.core.scheduler.cache, self._traffic()
+        blocks = [
+            (p.state.tobytes(), p.refs.tobytes(), t.counts.tobytes())
+            for p, t in zip(cache.pool.slots, cache.tables, strict=True)
+        ]
+        memory = (self.world.heads, blocks, cache.committed.tobytes())
+        for name, of_cache in MEMORY_INVARIANTS.items():
+            of_cache(cache)
+            if name != "contiguous-runs" or cache.pool.contiguous:
+                self.findings.saw(name, memory)
+        for name, of_scheduler in SCHEDULING_INVARIANTS.items():
+            of_scheduler(self.core.scheduler)
+            self.findings.saw(name, self.world.heads, traffic)
+        if self.core.scheduler.in_flight:
+            self.findings.saw("in-flight-slots", memory, traffic)
+        self.findings.saw("executor-tables", memory, traffic)
+
+    def _traffic(self) -> tuple[Any, ...]:
+        scheduler = self.core.scheduler
+        running, rows = scheduler.running, scheduler.running.order
+        columns = (running.known, running.pending, running.computed, running.limit, running.done)
+        return (*(c[rows].tolist() for c in columns), len(scheduler.waiting), scheduler.in_flight)
+
+    def _drain(self) -> None:
+        steps = 0
+        while self.core.has_work:
+            steps += 1
+            _require("progress", steps <= MAX_DRAIN_STEPS, f"work is left after {steps} steps without new requests")
+            self._step()
+            self._check()
+        self._learn(self.core.scheduler.drain_events())
+        cache = self.core.scheduler.cache
+        self.findings.saw("empty-after-drain", self.world, self.operations)
+        _require("empty-after-drain", is_empty(cache), f"{cache.pool.free.count} of {cache.pool.slabs} slabs are free")
+        for sequence_id in self.requests:
+            self._check_answer(sequence_id)
+
+    def _check_answer(self, sequence_id: int) -> None:
+        asked, endings = self.requests[sequence_id], self.endings.get(sequence_id, [])
+        self.findings.saw("all-requests-answered", asked.prompt_token_ids.tolist(), asked.params.max_tokens)
+        _require("all-requests-answered", len(endings) == 1, f"sequence {sequence_id} ended {len(endings)} times")
+        most = asked.params.max_tokens
+        pool_tokens = self.core.scheduler.cache.max_tokens_per_sequence()
+        limit = min(CONTEXT, pool_tokens + 1) if most is None else asked.prompt_tokens + most
+        answer, got, reason = self.model.answer(asked, limit), self.tokens.get(sequence_id, []), endings[0].reason
+        # An aborted one has a beginning of its answer.
+        due = answer.tokens[: len(got)] if reason == "abort" else answer.tokens
+        self.findings.saw("tokens-unchanged-by-policy", asked.prompt_token_ids.tolist(), got, reason)
+        _require(
+            "tokens-unchanged-by-policy",
+            got == due and reason in ("abort", answer.reason),
+            f"sequence {sequence_id}: {got} ({reason}), alone {answer.tokens} ({answer.reason})",
+        )
+
+
+def _try_every_slot_move(findings: _Findings) -> None:
+    """All pairs of states: exactly the legal moves work, and an illegal one changes nothing."""
+    for before in SlotState:
+        for after in SlotState:
+            columns = GroupSlots(2)
+            columns.state[:] = before
+            try:
+                columns.move(np.array([0, 1], dtype=np.int32), after)
+            except InvariantViolation:
+                moved = False
+            else:
+                moved = True
+            findings.saw("slot-moves", before, after)
+            held = columns.state.tolist() == [after if moved else before] * 2
+            if moved != ((before, after) in LEGAL_MOVES) or not held:
+                findings.failed("slot-moves", f"{before.name} -> {after.name}: moved is {moved}")
+
+
+def _walk_the_handover(findings: _Findings, depth: int) -> None:
+    try:
+        for line in walk_through(depth):
+            findings.saw("handover", depth, line)
+    except InvariantViolation as violation:
+        findings.failed(violation.name, f"depth {depth}: {violation.detail}")
+
+
+def _require(name: str, holds: object, detail: str) -> None:
+    if not holds:
+        raise InvariantViolation(name, detail)
