@@ -60,6 +60,13 @@ PROBE_LAYERS = 48
 
 
 def main() -> None:
+    table = build_table()
+    TARGET.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{TARGET}: {len(table['types'])} types, {len(table['wrappers'])} wrappers")
+
+
+def build_table() -> dict[str, Any]:
+    """What the file holds, made anew from the installed Transformers."""
     logging.disable(logging.WARNING)
     types: dict[str, Any] = {}
     wrappers: dict[str, str] = {}
@@ -85,7 +92,8 @@ def main() -> None:
                 not_decoders[model_type] = "an encoder unless its config says is_decoder: true"
         elif model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
             not_decoders[model_type] = "no decoder of text"
-    table = {
+    logging.disable(logging.NOTSET)
+    return {
         "made_from": f"transformers {transformers.__version__}",
         "types": types,
         "architectures": {
@@ -96,9 +104,6 @@ def main() -> None:
         "wrappers": wrappers,
         "not_decoders": not_decoders,
     }
-    lines = json.dumps(table, indent=1, sort_keys=True)
-    TARGET.write_text(lines + "\n", encoding="utf-8")
-    print(f"{TARGET}: {len(types)} types, {len(wrappers)} wrappers, {len(not_decoders)} others")
 
 
 def text_part(cls: type) -> str | None:
@@ -128,6 +133,9 @@ def entry_of(cls: type) -> dict[str, Any]:
     names = {f.name for f in fields(cls)}
     own = {name: default_of(cls, name) for name in SHAPING if name in names}
     kept = {name: value for name, value in own.items() if value is None or isinstance(value, (bool, int, str, list))}
+    for name in MARKERS:
+        if name in kept and kept[name] is None:  # the class may fill it in: then it has that mechanism
+            kept[name] = filled_in(cls, name)
     nested = getattr(cls, "sub_configs", {}).get("attn_config")
     if nested is not None:
         kept["attn_config"] = {
@@ -135,8 +143,28 @@ def entry_of(cls: type) -> dict[str, Any]:
         }
     if "global_head_dim" not in names:
         kept.update(override_of_full_layers(cls))
-    shifted = window_beyond_size(cls)
-    return {"fields": kept, **({"window_beyond_size": shifted} if shifted else {}), **window_rule(cls, names)}
+    entry: dict[str, Any] = {"fields": kept}
+    if shifted := window_beyond_size(cls):
+        entry["window_beyond_size"] = shifted
+    if counts_layers_apart(cls):
+        entry["counts_layers_apart"] = True
+    return {**entry, **window_rule(cls, names)}
+
+
+def counts_layers_apart(cls: type) -> bool:
+    """Whether the class keeps state for another number of layers than its file names."""
+    try:
+        return bool(cls(num_hidden_layers=7).num_hidden_layers != 7)
+    except Exception:  # noqa: BLE001 - spelled otherwise, or its other lists do not fit seven layers
+        return False
+
+
+def filled_in(cls: type, name: str) -> Any:
+    try:
+        value = getattr(cls(), name, None)
+    except Exception:  # noqa: BLE001 - a class that needs arguments fills in nothing
+        return None
+    return value if isinstance(value, (bool, int, str, list)) else None
 
 
 def override_of_full_layers(cls: type) -> dict[str, Any]:
@@ -178,11 +206,14 @@ def window_rule(cls: type, names: set[str]) -> dict[str, Any]:
                 return {"window_rule": "alternate_below_max_window_layers"}
         if "no_rope_layer_interval" in names:
             return {"window_rule": "where_no_rope"}
-    cycle = shortest_cycle(types)
-    if cycle is not None:
-        return {"layer_cycle": cycle}
+    shorter = probe(cls, num_hidden_layers=PROBE_LAYERS - 1)
     cycle = shortest_cycle(types[:-1])
-    if cycle is not None and types[-1] == "full_attention":
+    if cycle is None or shorter is None:
+        return {"window_rule": "unknown"}
+    followed = [cycle[i % len(cycle)] for i in range(PROBE_LAYERS)]
+    if types == followed and shorter == followed[:-1]:
+        return {"layer_cycle": cycle}
+    if types == [*followed[:-1], "full_attention"] and shorter == [*followed[:-2], "full_attention"]:
         return {"layer_cycle": cycle, "last_layer_full": True}
     return {"window_rule": "unknown"}
 

@@ -292,7 +292,7 @@ def _check_int(f: Field[Any], value: Any) -> int:
 
 
 def _check_float(f: Field[Any], value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # noqa: PLR0124 - only NaN differs from itself
         raise ConfigError(f.name, value, f"must be a number{_range(f)}")
     _within(f, value)
     return float(value)

@@ -98,6 +98,8 @@ def layer_types(fields: Fields) -> list[str]:
         return [cycle[i % len(cycle)] for i in range(count)]
     if fields.entry.get("window_rule") == "unknown":
         raise ConfigError("layer_types", None, f"model_type={fields.model_type!r} needs a list of kinds, one per layer")
+    if SLIDING in cycle and not fields.understood("sliding_window"):
+        raise ConfigError("sliding_window", None, f"model_type={fields.model_type!r} has windows of unknown length")
     if not _windows_apply(fields):
         return [FULL] * count
     return _window_types(fields, count)

@@ -83,6 +83,10 @@ def _language_model(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str, 
         wrapper = defaults_table()["wrappers"].get(model_type)
         if name is None:
             # a wrapper without the nested part: its fields stand beside it, in the older flat form
+            if wrapper and not Fields(raw, wrapper).says("num_hidden_layers"):
+                raise ConfigError(
+                    "text_config", None, f"model_type={model_type!r} needs one: its language model is there"
+                )
             return raw, (wrapper or model_type), path
         raw = raw[name]
         path = f"{path}.{name}" if path else name

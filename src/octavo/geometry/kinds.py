@@ -98,6 +98,10 @@ def refuse_unruled(fields: Fields, architecture: str, understood: Collection[str
                 f"describes {kind}, for which there is no rule (model_type={fields.model_type!r}); "
                 "this model can be neither planned nor served yet",
             )
+    if fields.entry.get("counts_layers_apart"):
+        raise ConfigError(
+            "model_type", fields.model_type, "keeps state for other layers than num_hidden_layers counts; no rule yet"
+        )
     named = f"{fields.model_type} {architecture}".lower()
     for part in _NAMES:
         if part in named:

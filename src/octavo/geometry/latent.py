@@ -6,10 +6,12 @@ Where a layer also chooses what to read by an index of its own, the index's keys
 from __future__ import annotations
 
 from octavo.errors import ConfigError
+from octavo.geometry.attention import FULL, layer_types
 from octavo.geometry.dtypes import Dtype
 from octavo.geometry.fields import Fields
 from octavo.geometry.state import Component, Growing, LayerState
 
+_KINDS = (FULL, "indexed_attention")
 UNDERSTOOD = ("kv_lora_rank", "index_head_dim", "index_topk")
 
 
@@ -19,8 +21,11 @@ def is_latent(fields: Fields) -> bool:
 
 def latent_layers(fields: Fields, dtype: Dtype) -> tuple[LayerState, ...]:
     """Every layer keeps `kv_lora_rank + qk_rope_head_dim` values per token, and its index key if it has one."""
-    if fields.get("compress_ratios"):
-        raise ConfigError("compress_ratios", fields.get("compress_ratios"), "compressed attention has no rule yet")
+    for layer, kind in enumerate(layer_types(fields)):
+        if kind not in _KINDS:
+            raise ConfigError(
+                fields.spelled("layer_types"), kind, f"layer {layer}: latent attention beside this has no rule yet"
+            )
     latent = Component("latent", (fields.required("kv_lora_rank"),), dtype)
     rope_k = Component("rope_k", (fields.required("qk_rope_head_dim"),), dtype)
     plain = Growing((latent, rope_k))
