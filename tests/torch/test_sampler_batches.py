@@ -230,3 +230,10 @@ def test_rows_out_of_a_larger_table_are_found_by_their_seat() -> None:
     tokens, logprobs = sampler.sample(logits, rows, positions)
     for i, row in enumerate(rows.tolist()):
         assert (int(tokens[i]), logprobs.get(i)) == alone(logits[i], row, int(positions[i]))
+
+
+def test_an_empty_batch_gives_nothing() -> None:
+    sampler = Sampler(4, VOCAB, "cpu")
+    admit(sampler, 0, 3)
+    tokens, logprobs = sampler.sample(table(0, 1), np.empty(0, np.int32), np.empty(0, np.int64))
+    assert (tokens.shape, tokens.dtype, logprobs) == ((0,), np.int32, {})
