@@ -22,9 +22,10 @@ TEMPLATE = (
 )
 
 
-def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(template: str | None = TEMPLATE, vocab_size: int = len(WORDS)) -> PreTrainedTokenizerFast:
     """Words by spaces, `<s>` put before every text, as Llama's does."""
-    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    vocabulary = [*WORDS, *(f"w{index}" for index in range(len(WORDS), vocab_size))]
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     made = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
@@ -33,7 +34,9 @@ def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
     return made
 
 
-def tiny_llama(directory: Path, *, dtype: torch.dtype = torch.float32, tokenizer: bool = True, **config: object) -> Path:
+def tiny_llama(
+    directory: Path, *, dtype: torch.dtype = torch.float32, tokenizer: bool = True, **config: object
+) -> Path:
     """A random Llama of two layers, saved as Transformers saves it."""
     torch.manual_seed(0)
     shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -101,7 +104,10 @@ GGUF_NAMES = {
 
 def _gguf_tensors(tensors: dict[str, torch.Tensor], config: LlamaConfig) -> dict[str, torch.Tensor]:
     heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
-    named = {"token_embd.weight": tensors["model.embed_tokens.weight"], "output_norm.weight": tensors["model.norm.weight"]}
+    named = {
+        "token_embd.weight": tensors["model.embed_tokens.weight"],
+        "output_norm.weight": tensors["model.norm.weight"],
+    }
     if not config.tie_word_embeddings:
         named["output.weight"] = tensors["lm_head.weight"]
     for layer in range(config.num_hidden_layers):

@@ -1,7 +1,8 @@
 """What a model's layers really store, seen by running it once.
 
-`observed_layers` tells it, `require_geometry` compares it with what was planned. Owns the check on geometry that does not trust a config: the keys and values that each layer hands
-to its cache. Reads no config beyond the window that a layer attends within.
+`observed_layers` tells it, `require_geometry` compares it with what was planned. Owns the check on
+geometry that does not trust a config: the keys and values that each layer hands to its cache.
+Windows are not seen: they bound what is read, while the full length is kept.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def require_geometry(model: PreTrainedModel, layers: Sequence[LayerState]) -> No
         planned = told[index] if index < len(told) else {}
         stored = seen[index] if index < len(seen) else {}
         if planned != stored:
-            remedy = f"layer {index} stores {stored} per token where its config says {planned}; the config does not fit the model"
+            remedy = (
+                f"layer {index} stores {stored} a token where its config says {planned}; they do not belong together"
+            )
             raise ModelError("config", type(model).__name__, remedy)
 
 

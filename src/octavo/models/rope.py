@@ -54,9 +54,7 @@ def _fix(module: Any, layer: str | None, kind: str, max_model_len: int, notes: l
     if "dynamic" in kind:
         native = int(module.original_max_seq_len)
         if max_model_len > native:
-            remedy = (
-                f"rope of type {kind!r} is served exactly up to {native} tokens; choose max_model_len={native} or less"
-            )
+            remedy = f"{kind!r} rope is served exactly up to {native} tokens; choose at most that"
             raise ModelError("max_model_len", max_model_len, remedy)
         notes.append(f"rope {kind}: its frequencies stay as they are up to {native} tokens, as in Transformers")
         return FIXED
@@ -78,7 +76,7 @@ def _fix_longrope(module: Any, layer: str | None, max_model_len: int, notes: lis
     long, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, frequencies.device, seq_len=original + 1, **arguments)
     frequencies.copy_(long)
     notes.append(
-        f"rope longrope: the long factors for every sequence, because max_model_len={max_model_len} exceeds {original}; "
+        f"rope longrope: the long factors for every sequence, as max_model_len={max_model_len} exceeds {original}; "
         f"a sequence of up to {original} tokens differs from Transformers, which uses the short factors for it "
         f"(choose max_model_len={original} to serve short ones exactly)"
     )

@@ -19,6 +19,8 @@ ROPE_SWITCH = 16
 """Length at which a shrunk longrope changes over: far below the sequences of a trial."""
 HEADS, HEAD_DIM, WINDOW, WIDTH = 4, 16, 6, 48
 MOST_LAYERS = 8
+SOFTCAP = 1.5
+"""Low enough to bend the scores of a tiny model; at the usual 50 a missing cap would hardly show."""
 
 _FIXED_SIZES = {
     "sliding_window": WINDOW,
@@ -48,6 +50,7 @@ _CEILINGS = {
     "moe_k": 2,
 }
 """Lowered to this, never raised."""
+_SOFTCAPS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_softcapping", "attention_logit_cap")
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -91,6 +94,9 @@ def _shrink_width(config: Any) -> None:
     for name, size in _FIXED_SIZES.items():
         if getattr(config, name, None):
             setattr(config, name, size)
+    for name in _SOFTCAPS:
+        if getattr(config, name, None):
+            setattr(config, name, SOFTCAP)
     for name, ceiling in _CEILINGS.items():
         value = getattr(config, name, None)
         if isinstance(value, int) and value > ceiling:

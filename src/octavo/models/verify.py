@@ -71,7 +71,7 @@ def require_served(model: PreTrainedModel, *, seed: int = 0) -> str:
         return f"{model.config.model_type}: tokens equal Transformers' in octavo's tests"
     worst = tiny_difference(type(model), model.config, seed=seed)
     if not worst <= TOLERANCE:
-        remedy = f"a tiny random model of it differs from Transformers through paged attention (by {worst:.1e}), so it is refused"
+        remedy = f"a tiny random model of it differs from Transformers through paged attention (by {worst:.1e})"
         raise ModelError("architecture", name, remedy)
     return f"{model.config.model_type}: a tiny random model of it equalled Transformers just now (within {worst:.0e})"
 

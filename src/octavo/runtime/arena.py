@@ -51,7 +51,7 @@ class Arena:
         if self.device.type != "cpu":
             return torch.zeros(size, dtype=torch.uint8, device=self.device)
         try:
-            memory = mmap.mmap(-1, size)
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise ConfigError("kv_cache_bytes", size, f"the machine does not grant that much memory: {error}") from None
         if hasattr(mmap, "MADV_HUGEPAGE"):

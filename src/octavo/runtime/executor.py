@@ -3,8 +3,8 @@
 Owns the arena, the mirror of the block tables and the order forward -> sample -> result. Decides
 nothing: what runs and where it is stored is the plan's. Results are kept until collected.
 
-Invariant: a chunk for which no token can be chosen (logits that are not finite, say) fails alone. Its neighbours' tokens come from their
-own rows, and nothing it wrote is ever read by another sequence.
+Invariant: a chunk for which no token can be chosen (its logits are not finite, say) fails alone.
+Its neighbours' tokens come from their own rows, and nothing it wrote is read by another sequence.
 """
 
 from __future__ import annotations

@@ -1,0 +1,102 @@
+"""From plans to tensors: packing, tables kept from diffs, pending tokens, blocks made safe to read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.errors import InvariantViolation
+from octavo.geometry.dtypes import FP32
+from octavo.geometry.state import Component, Growing
+from octavo.memory.layout import make_layout, served_groups
+from octavo.runtime.arena import Arena
+from octavo.runtime.step_tensors import StepTensors
+from octavo.scheduling.plan import PENDING, Admission, NewBlocks, StepPlan
+from octavo.scheduling.request import Request, SamplingParams
+
+BLOCK = 4
+
+
+@pytest.fixture
+def tensors():
+    state = Growing((Component("k", (1, 2), FP32), Component("v", (1, 2), FP32)))
+    return StepTensors(Arena(make_layout(served_groups((state,)), BLOCK, "tokens_heads"), 64), 6)
+
+
+def plan(chunks, tokens, new=(), samples=None, admitted=()):
+    """`chunks`: (row, start, count); `new`: (row, index, slot)."""
+    rows, starts, counts = (np.asarray(c, np.int32) for c in zip(*chunks, strict=True))
+    blocks = np.asarray(new, np.int32).reshape(-1, 3).T
+    params = SamplingParams(temperature=0.0, seed=0)
+    request = Request(request_id="r", prompt_token_ids=np.asarray([1], np.int32), params=params)
+    admissions = tuple(Admission(row, row, request, np.zeros(0, np.int32)) for row in admitted)
+    flags = np.ones(len(rows), np.bool_) if samples is None else np.asarray(samples, np.bool_)
+    ids = np.asarray(tokens, np.int32)
+    return StepPlan(
+        1, 0.0, rows.astype(np.int64), rows, starts, counts, flags, ids, admissions, (NewBlocks(0, *blocks),)
+    )
+
+
+def test_decodes_are_packed_first_with_the_longest_context_in_front(tensors):
+    made = tensors.build(
+        plan(
+            [(0, 0, 3), (1, 2, 1), (2, 6, 1)],
+            [10, 11, 12, 20, 30],
+            [(0, 0, 7), (1, 0, 9), (2, 0, 3), (2, 1, 50)],
+            samples=[False, True, True],
+        )
+    )
+    assert made.token_ids.tolist() == [[30, 20, 10, 11, 12]]
+    assert made.positions.tolist() == [[6, 2, 0, 1, 2]]
+    step = made.steps[0]
+    assert (step.decodes, step.rows.tolist(), step.offsets.tolist()) == (2, [2, 1, 0], [0, 1, 2, 5])
+    assert step.contexts.tolist() == [7, 3, 3]
+    assert step.write_blocks.tolist() == [50, 9, 7, 7, 7]
+    assert step.write_offsets.tolist() == [2, 2, 0, 1, 2]
+    assert made.sampling.tolist() == [1, 2]
+    assert made.keep.tolist() == [1, 0]
+
+
+def test_a_pending_token_is_the_one_its_row_sampled_last(tensors):
+    tensors.last_tokens[:] = [5, 6, 7, 8, 9, 10]
+    made = tensors.build(plan([(4, 1, 1), (0, 2, 2)], [PENDING, 44, PENDING], [(4, 0, 1), (0, 0, 2)]))
+    assert made.token_ids.tolist() == [[9, 44, 5]]
+
+
+def test_tables_grow_past_their_first_width_and_keep_what_they_held(tensors):
+    tensors.build(plan([(1, 0, 1)], [3], [(1, 0, 12)]))
+    tensors.build(plan([(1, 1, 3)], [3, 3, 3], [(1, index, 10 + index) for index in range(1, 40)]))
+    assert tensors._tables[0].units[1, :40].tolist() == [12, *range(11, 50)]
+
+
+def test_a_new_block_shows_nothing_of_its_former_owner(tensors):
+    arena = tensors._arena
+    arena.bytes.fill_(0xFF)
+    tensors.build(plan([(0, 0, 5)], [1] * 5, [(0, 0, 2), (0, 1, 3), (0, 2, 4)], admitted=[0]))
+    v = arena.view(0, "v")
+    assert v[2].isnan().all(), "this step fills the block itself"
+    assert not v[3].isnan().any()
+    assert not v[4].isnan().any(), "reserved ahead and not yet reached"
+
+
+def test_what_a_shared_block_holds_already_is_kept(tensors):
+    arena = tensors._arena
+    arena.bytes.fill_(1)
+    tensors.build(plan([(0, 6, 1)], [1], [(0, 0, 2), (0, 1, 3)], admitted=[0]))
+    v = arena.view(0, "v")
+    assert v[2].all()
+    assert v[3][:2].all()
+    assert not v[3][2:].any()
+
+
+def test_a_row_that_changes_hands_starts_from_nothing(tensors):
+    arena = tensors._arena
+    tensors.build(plan([(0, 0, 8)], [1] * 8, [(0, 0, 2), (0, 1, 3)], admitted=[0]))
+    arena.bytes.fill_(0xFF)
+    tensors.build(plan([(0, 0, 2)], [1, 1], [(0, 0, 9)], admitted=[0]))
+    assert not arena.view(0, "v")[9].isnan().any()
+
+
+def test_an_empty_chunk_is_a_broken_plan(tensors):
+    with pytest.raises(InvariantViolation, match="0 tokens"):
+        tensors.build(plan([(0, 0, 0)], [], []))

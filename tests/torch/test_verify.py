@@ -1,0 +1,163 @@
+"""Architectures outside the table: tried on a tiny model, served when equal, refused by name when not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tiny import COMMON, MOE, tiny_config
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from octavo.errors import ModelError
+from octavo.geometry.dtypes import FP32
+from octavo.geometry.from_config import geometry_from_config
+from octavo.kernels.reference import ReferenceAttention
+from octavo.models.observe import require_geometry
+from octavo.models.shrink import VOCABULARY, shrunk
+from octavo.models.table import REFUSED, VERIFIED, refusal
+from octavo.models.verify import TOLERANCE, require_served, tiny_difference
+
+
+def build(model_type, **fields):
+    config = AutoConfig.for_model(model_type, **{**COMMON, **fields})
+    return AutoModelForCausalLM.from_config(config)
+
+
+def difference(model_type, **fields):
+    config = AutoConfig.for_model(model_type, **fields)
+    return tiny_difference(AutoModelForCausalLM._model_mapping[type(config)], config)
+
+
+def test_a_type_in_the_table_is_served_without_a_trial(monkeypatch):
+    monkeypatch.setattr("octavo.models.verify.tiny_difference", None)
+    assert "llama" in require_served(build("llama"))
+
+
+@pytest.mark.parametrize("name", ["phimoe", "mimo_v2_flash"])
+def test_a_type_outside_the_table_that_equals_transformers_is_served(name):
+    assert name not in VERIFIED
+    assert "equalled Transformers" in require_served(build(name, **MOE, sliding_window=9))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("llama", {}),
+        ("mistral", {}),
+        ("gemma2", {}),
+        ("gemma3_text", {}),
+        ("gpt_oss", {}),
+        ("phi3", {}),
+        ("qwen3_moe", {}),
+        ("gpt2", {}),
+        ("cohere2", {}),
+    ],
+)
+def test_the_trial_passes_full_size_configs_of_known_types(model_type, fields):
+    assert difference(model_type, **fields) < TOLERANCE / 5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dropped"), [("mistral", "window"), ("gemma2", "softcap"), ("gpt_oss", "sinks")]
+)
+def test_the_trial_finds_kernels_that_forget_a_rule(monkeypatch, model_type, dropped):
+    attend = ReferenceAttention.attend
+
+    def forgetful(self, q, new, pages, step, rule):
+        return attend(self, q, new, pages, step, dataclasses.replace(rule, **{dropped: None}))
+
+    monkeypatch.setattr(ReferenceAttention, "attend", forgetful)
+    assert difference(model_type, **({"sliding_window": 4096} if model_type == "mistral" else {})) > 10 * TOLERANCE
+
+
+def test_the_trial_finds_a_cache_written_in_the_wrong_place(monkeypatch):
+    write = ReferenceAttention.write
+
+    def misplaced(self, k, v, pages, step):
+        write(self, k, v, pages, dataclasses.replace(step, write_offsets=(step.write_offsets + 1) % step.block_tokens))
+
+    monkeypatch.setattr(ReferenceAttention, "write", misplaced)
+    assert difference("llama") > 10 * TOLERANCE
+
+
+def test_an_architecture_that_differs_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr("octavo.models.verify.tiny_difference", lambda *a, **k: 0.3)
+    with pytest.raises(ModelError, match=r"architecture='PhimoeForCausalLM'.*differs from Transformers"):
+        require_served(build("phimoe", **MOE))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("bloom", "ALiBi"),
+        ("mpt", "ALiBi"),
+        ("falcon", "attention cannot be replaced"),
+        ("doge", "mask"),
+        ("diffllama", "between storing and attending"),
+        ("mamba", "recurrent"),
+        ("llama4_text", "chunks"),
+        ("deepseek_v3", "MLA"),
+        ("gemma3n_text", "layers read the attention state of others"),
+        ("qwen3_next", "recurrent"),
+        ("bert", "encoder"),
+        ("t5", "encoder"),
+    ],
+)
+def test_a_type_known_not_to_be_served_is_refused_with_its_reason(model_type, reason):
+    assert reason in (refusal(AutoConfig.for_model(model_type)) or "")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("doge", "a mask of its own"), ("diffllama", "changes keys and values"), ("jetmoe", "changes keys and values"),
+     ("xglm", "replaced"), ("bloom", "position_ids")],
+)  # fmt: skip
+def test_without_the_table_the_trial_refuses_them_too(monkeypatch, model_type, reason):
+    """The table only makes the message better: what it lists does not pass by itself."""
+    with pytest.raises(ModelError, match=reason):
+        difference(model_type)
+
+
+def test_layers_of_a_kind_not_served_are_refused_by_that_kind():
+    config = AutoConfig.for_model("lfm2", **{**COMMON, "layer_types": ["conv", "full_attention"]})
+    config.model_type = "a_model_of_tomorrow"
+    assert "'conv'" in refusal(config)
+
+
+def test_no_type_is_in_both_tables():
+    assert not set(VERIFIED) & set(REFUSED)
+
+
+def test_a_model_that_cannot_be_made_small_is_refused_with_the_cause():
+    config = AutoConfig.for_model("ministral", head_dim=None)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    with pytest.raises(ModelError, match=r"could not be checked.*TypeError"):
+        tiny_difference(model_class, config)
+
+
+def test_a_shrunk_config_keeps_its_kinds_of_layers_and_heads():
+    config = AutoConfig.for_model("gemma3_text", num_attention_heads=8, num_key_value_heads=4, sliding_window=1024)
+    small = shrunk(config)
+    assert set(small.layer_types) == set(config.layer_types)
+    assert len(small.layer_types) == small.num_hidden_layers <= 8
+    assert 1 < small.num_key_value_heads < small.num_attention_heads
+    assert small.sliding_window < 10
+    assert small.vocab_size == VOCABULARY
+    assert config.sliding_window == 1024, "the config itself is left as it was"
+
+
+def test_verifying_leaves_the_random_state_of_torch_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    difference("llama")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_config_that_does_not_fit_its_model_is_refused_layer_by_layer():
+    config = tiny_config("llama")
+    model = AutoModelForCausalLM.from_config(config)
+    require_geometry(model, geometry_from_config(config.to_dict(), FP32).layers)
+    wrong = {**config.to_dict(), "num_key_value_heads": 4}
+    with pytest.raises(ModelError, match="layer 0 stores"):
+        require_geometry(model, geometry_from_config(wrong, FP32).layers)
