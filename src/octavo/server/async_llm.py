@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from octavo.config import Config
 from octavo.deployment import Deployment
@@ -70,7 +70,7 @@ class AsyncLLM:
     def is_alive(self) -> bool:
         return self._thread.alive
 
-    async def __aenter__(self) -> AsyncLLM:
+    async def __aenter__(self) -> Self:
         self._start()
         return self
 
