@@ -1,0 +1,79 @@
+"""The default model itself: greedy float32 tokens of sixteen prompts equal those of Transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from octavo.memory.check import is_empty
+from octavo.models.embedded import embedded_checkpoint
+
+NEAR_TIE = 1e-4
+WANTED = 24
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a village by the sea, there lived",
+    "def fibonacci(n):\n    ",
+    "Q: What is 17 + 25?\nA:",
+    "Water boils at",
+    "삼겹살과 김치를",
+    "The three laws of thermodynamics state that",
+    "In 1969, the first humans",
+    "SELECT name, age FROM",
+    "Roses are red,\nviolets are blue,\n",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "Die Hauptstadt von Deutschland ist",
+    "To make a good cup of tea, first",
+    "x" * 40,
+    "The quick brown fox jumps over the lazy dog. " * 12,
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    # Less than a third of what the sixteen need together, so that some are preempted.
+    return LLM(dtype="float32", num_gpu_blocks_override=20, max_num_batched_tokens=64, max_num_seqs=16, audit=True)
+
+
+@pytest.fixture(scope="module")
+def reference() -> object:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(embedded_checkpoint(), dtype=torch.float32).eval()
+
+
+def test_sixteen_prompts_together_give_the_tokens_of_generate(llm: LLM, reference: object) -> None:
+    params = SamplingParams(temperature=0, max_tokens=WANTED, ignore_eos=True, repetition_penalty=1.0)
+    outputs = llm.generate(PROMPTS, params)
+    near_ties = 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        ids = torch.tensor([output.prompt_token_ids])
+        with torch.inference_mode():
+            made = reference.generate(  # type: ignore[attr-defined]
+                ids, max_new_tokens=WANTED, min_new_tokens=WANTED, do_sample=False, eos_token_id=None,
+                output_logits=True, return_dict_in_generate=True, pad_token_id=0, repetition_penalty=1.0,
+            )  # fmt: skip
+        theirs, mine = made.sequences[0, ids.shape[1] :].tolist(), list(output.outputs[0].token_ids)
+        if mine == theirs:
+            continue
+        at = next(i for i in range(WANTED) if mine[i] != theirs[i])
+        top = made.logits[at][0].topk(2).values
+        assert float(top[0] - top[1]) < NEAR_TIE, f"{prompt!r}: first difference at {at}"
+        near_ties += 1
+    print(f"{near_ties} near ties among {len(PROMPTS)} prompts")
+    assert sum(output.outputs[0].record.preemptions for output in outputs) > 0
+    assert is_empty(llm.engine.core.scheduler.cache)
+
+
+def test_it_knows_the_capital_of_france(llm: LLM) -> None:
+    text = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].text
+    assert text.strip().startswith("Paris")
+
+
+def test_a_chat_ends_by_itself(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Say hello in one word."}]
+    output = llm.chat(messages, SamplingParams(temperature=0, max_tokens=200))[0].outputs[0]
+    assert output.finish_reason == "stop"
+    assert "<|im_end|>" not in output.text
