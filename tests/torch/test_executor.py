@@ -41,20 +41,20 @@ def test_a_sequence_without_finite_logits_fails_alone(bench):
     assert [subject.outputs for subject in made[:-1]] == right
 
 
-def test_blocks_of_a_failed_sequence_are_safe_for_the_next_owner(bench):
-    prompt = tiny_prompts()[0]
-    right, _ = bench.serve([prompt], 8)
+def test_blocks_of_failed_sequences_are_safe_for_their_next_owners(bench):
+    prompts = [tiny_prompts()[0], tiny_prompts()[5], tiny_prompts()[3]]
+    right, _ = bench.serve(prompts, 8)
     poisoned(bench)
-    executor, layout = bench.executor(rows=1)
-    trial = Trial(executor, layout, 80, 1, seed=2)
+    executor, layout = bench.executor(rows=3)
+    trial = Trial(executor, layout, 80, 3, seed=2)
     for free in trial._free:
-        del free[9:]  # so few blocks that the second sequence must take those of the first
-    failing = subjects([[POISON] * 30], 8)
+        del free[24:]  # so few blocks that the next owners must take those of the failed
+    failing = subjects([[POISON] * 30] * 3, 8)
     trial.run(failing)
-    assert failing[0].failure
-    after = subjects([prompt], 8)
+    assert all(subject.failure for subject in failing)
+    after = subjects(prompts, 8)
     trial.run(after)
-    assert [after[0].outputs] == right
+    assert [subject.outputs for subject in after] == right
 
 
 def test_two_engines_taking_turns_do_not_disturb_each_other():
