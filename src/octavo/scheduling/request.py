@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,14 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """A language that the output must belong to. `spec` is a JSON schema, a regular expression or an EBNF grammar."""
+
+    kind: Literal["json_object", "json_schema", "regex", "ebnf"]
+    spec: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +73,8 @@ class SamplingParams:
     """Makes the choice a function of (seed, choice, position) alone."""
     logprobs: int | None = None
     """Report this many likeliest tokens beside the chosen one, 0 for the chosen alone."""
+    structured_outputs: StructuredOutputs | None = None
+    """Tokens that would leave this language are impossible."""
     skip_special_tokens: bool = True
     detokenize: bool = True
     """False returns token ids only; stop strings then cannot be used."""
