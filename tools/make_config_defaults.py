@@ -206,15 +206,17 @@ def window_rule(cls: type, names: set[str]) -> dict[str, Any]:
                 return {"window_rule": "alternate_below_max_window_layers"}
         if "no_rope_layer_interval" in names:
             return {"window_rule": "where_no_rope"}
+    by_pattern = probe(cls, num_hidden_layers=PROBE_LAYERS, sliding_window_pattern=5)
+    heeds = {"heeds_window_pattern": True} if by_pattern not in (None, types) else {}
     shorter = probe(cls, num_hidden_layers=PROBE_LAYERS - 1)
     cycle = shortest_cycle(types[:-1])
     if cycle is None or shorter is None:
         return {"window_rule": "unknown"}
     followed = [cycle[i % len(cycle)] for i in range(PROBE_LAYERS)]
     if types == followed and shorter == followed[:-1]:
-        return {"layer_cycle": cycle}
+        return {"layer_cycle": cycle, **heeds}
     if types == [*followed[:-1], "full_attention"] and shorter == [*followed[:-2], "full_attention"]:
-        return {"layer_cycle": cycle, "last_layer_full": True}
+        return {"layer_cycle": cycle, "last_layer_full": True, **heeds}
     return {"window_rule": "unknown"}
 
 

@@ -128,7 +128,10 @@ def _windows_apply(fields: Fields) -> bool:
 def _window_types(fields: Fields, count: int) -> list[str]:
     """Which layers have the window: by the file's pattern, the model type's, or all of them."""
     window_of(fields)
-    pattern = fields.get("sliding_window_pattern")
+    heeded = not fields.known or bool(fields.entry.get("heeds_window_pattern"))
+    pattern = fields.get("sliding_window_pattern") if heeded else None
+    if heeded and pattern is None and "sliding_window_pattern" in fields.raw.keys() & fields.defaults.keys():
+        return [FULL] * count  # an explicit null where the class has a default
     if isinstance(pattern, str):
         if not pattern or set(pattern) - {"L", "G"}:
             raise ConfigError(

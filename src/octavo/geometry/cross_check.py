@@ -52,9 +52,11 @@ def disagreements(geometry: ModelGeometry, shapes: Mapping[str, tuple[int, ...]]
         state = geometry.layers[layer]
         if not isinstance(state, (Growing, Windowed, Chunked)):
             continue
-        for component in state.components:
-            if component.name == _COMPONENT[match[2]] and component.elements != shape[0]:
-                found.append(Disagreement(name, layer, component.shape[0], component.shape[1], shape[0]))
+        found.extend(
+            Disagreement(name, layer, component.shape[0], component.shape[1], shape[0])
+            for component in state.components
+            if component.name == _COMPONENT[match[2]] and component.elements != shape[0]
+        )
     return tuple(found)
 
 

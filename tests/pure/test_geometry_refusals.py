@@ -1,0 +1,147 @@
+"""What geometry refuses: state without a rule, and configs that contradict themselves. Always by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.geometry.dtypes import BF16
+from octavo.geometry.from_config import geometry_from_config
+
+
+def llama(**changes: Any) -> dict[str, Any]:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+    }
+    return {**config, **changes}
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("mamba2", {"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64}, "state-space"),
+    ("mamba by defaults alone", {"model_type": "mamba"}, "state_size"),
+    ("falcon-mamba", {"model_type": "falcon_mamba", "hidden_size": 4096}, "state-space"),
+    ("jamba", llama(model_type="jamba", attn_layer_period=8, attn_layer_offset=4), "state-space"),
+    ("bamba", llama(model_type="bamba"), "state-space"),
+    ("zamba2", {"model_type": "zamba2"}, "state-space"),
+    ("nemotron-h", llama(model_type="nemotron_h", hybrid_override_pattern="M-M*"), "state-space"),
+    ("falcon-h1", llama(model_type="falcon_h1"), "state-space"),
+    ("qwen3-next", llama(model_type="qwen3_next"), "linear attention"),
+    ("qwen3.5 inside a wrapper", {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}, "linear"),
+    ("lfm2", llama(model_type="lfm2"), "short convolutions"),
+    ("recurrentgemma", llama(model_type="recurrent_gemma"), "recurrent"),
+    ("rwkv", llama(model_type="rwkv5", attention_hidden_size=2560), "RWKV"),
+    ("an unknown type that is named after mamba", llama(model_type="supermamba"), "mamba"),
+    ("an unknown type with mamba fields", llama(model_type="new", mamba_d_state=16), "mamba_d_state"),
+    ("an unknown type with linear layers", llama(model_type="new", layer_types=["linear_attention"] * 32), "linear"),
+    (
+        "kimi-linear",
+        {"model_type": "kimi_linear", "kv_lora_rank": 512, "linear_attn_config": {"head_dim": 128}},
+        "linear",
+    ),
+    ("deepseek-v4", {"model_type": "deepseek_v4", "compress_ratios": [0, 4]}, "index"),
+    ("sparse attention", llama(model_type="x", sparse_attention_config={"use_sparse_attention": True}), "sparse"),
+    ("cross-layer attention", llama(model_type="hunyuan_v1_moe", use_cla=True), "CLA"),
+    ("cross attention", llama(model_type="mllama_text_model"), "something other"),
+    ("gpt-neo", {"model_type": "gpt_neo"}, "attention_types"),
+    ("t5", {"model_type": "t5", "d_model": 512, "num_layers": 6, "num_heads": 8}, "encoder-decoder"),
+    ("latent and linear layers mixed", {"model_type": "bailing_hybrid"}, "beside this has no rule"),
+    ("layers that run several times", {"model_type": "hrm_text"}, "other layers than"),
+    ("windows over latents", {"model_type": "dots3_note_text"}, "list of kinds"),
+    ("windows of unknown length", {"model_type": "modernbert-decoder"}, "unknown length"),
+    ("a kind of layer of its class alone", {"model_type": "zaya"}, "hybrid"),
+    ("a wrapper without its language model", {"model_type": "gemma3"}, "text_config"),
+    ("bart by flag", llama(is_encoder_decoder=True), "encoder"),
+    ("bert", {"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "encoder"),
+    ("a classifier", llama(architectures=["LlamaForSequenceClassification"]), "does not generate text"),
+    ("an image model", {"model_type": "vit"}, "only decoders"),
+    ("embedding gemma", {"model_type": "gemma3_text", "use_bidirectional_attention": True}, "encoder"),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_what_no_rule_fits_is_refused_by_name_and_never_taken_for_plain_attention(
+    config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        geometry_from_config(config, BF16)
+    assert words in str(caught.value)
+    assert caught.value.field
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("kv heads do not divide heads", llama(num_key_value_heads=5), "num_key_value_heads"),
+    ("more kv heads than heads", llama(num_key_value_heads=64), "num_key_value_heads"),
+    ("hidden is no multiple of heads", llama(hidden_size=4097), "hidden_size"),
+    ("a negative size", llama(head_dim=-128), "head_dim"),
+    ("no layers", llama(num_hidden_layers=0), "num_hidden_layers"),
+    ("layers as text", llama(num_hidden_layers="32"), "num_hidden_layers"),
+    ("layers as true", llama(num_hidden_layers=True), "num_hidden_layers"),
+    ("heads as a float", llama(num_attention_heads=32.0), "num_attention_heads"),
+    ("an absurd size", llama(hidden_size=10**30), "hidden_size"),
+    ("zero heads", llama(num_attention_heads=0), "num_attention_heads"),
+    ("heads as a list", llama(num_attention_heads=[32]), "num_attention_heads"),
+    (
+        "layer_types of another length",
+        {"model_type": "gpt_oss", "num_hidden_layers": 3, "layer_types": ["full_attention"]},
+        "layer_types",
+    ),
+    ("layer_types that is no list", {"model_type": "gpt_oss", "layer_types": "full_attention"}, "layer_types"),
+    ("layer_types of numbers", {"model_type": "gpt_oss", "num_hidden_layers": 1, "layer_types": [1]}, "layer_types"),
+    (
+        "a kind of layer nobody knows",
+        {"model_type": "gpt_oss", "num_hidden_layers": 1, "layer_types": ["psychic_attention"]},
+        "layer_types",
+    ),
+    (
+        "a window layer without a window",
+        {"model_type": "gpt_oss", "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "sliding_window": None},
+        "sliding_window",
+    ),
+    ("a window of zero", {"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+    ("use_sliding_window as text", {"model_type": "qwen2", "use_sliding_window": "false"}, "use_sliding_window"),
+    ("two spellings that disagree", llama(n_layer=16), "n_layer"),
+    ("an unknown type whose window nobody places", llama(model_type="new", sliding_window=128), "sliding_window"),
+    ("a bad pattern", {"model_type": "exaone4", "sliding_window_pattern": "LLXG"}, "sliding_window_pattern"),
+    (
+        "shared layers without a lender",
+        {"model_type": "gemma4_text", "num_hidden_layers": 2, "num_kv_shared_layers": 2},
+        "num_kv_shared_layers",
+    ),
+    (
+        "latent without its rope key",
+        {"model_type": "new", "kv_lora_rank": 512, "num_hidden_layers": 2},
+        "qk_rope_head_dim",
+    ),
+    ("architectures as text", llama(architectures="LlamaForCausalLM"), "architectures"),
+    ("model_type as a number", llama(model_type=3), "model_type"),
+    ("an empty config", {}, "num_hidden_layers"),
+]
+
+
+@pytest.mark.parametrize(("config", "field"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_a_config_that_contradicts_itself_is_refused_naming_the_field(config: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        geometry_from_config(config, BF16)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("missing", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
+def test_an_unknown_model_must_say_everything_itself(missing: str) -> None:
+    config = llama(model_type="brand-new")
+    del config[missing]
+    with pytest.raises(ConfigError, match=missing):
+        geometry_from_config(config, BF16)
+
+
+def test_config_json_that_is_no_object_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one JSON object"):
+        geometry_from_config([], BF16)  # type: ignore[arg-type]
