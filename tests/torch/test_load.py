@@ -173,6 +173,40 @@ def test_a_config_that_contradicts_the_weights_is_explained(model: Path, changes
     assert str(model) in message
 
 
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_a_quantiser_that_is_not_installed_is_named(model: Path, method: str) -> None:
+    edit_json(model / "config.json", quantization_config={"quant_method": method, "bits": 4, "group_size": 4})
+    message = refusal(model)
+    assert f"quantised by {method}" in message
+    assert "Install what that names, or use an unquantised checkpoint" in message
+
+
+def test_fp8_weights_are_unpacked_with_their_scales(model: Path) -> None:
+    kept: dict[str, torch.Tensor] = {}
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "_proj." in name]:
+            scale = tensors[name].abs().max() / 448
+            tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+            kept[name] = tensors[name].float() * scale
+            tensors[name.replace("weight", "weight_scale_inv")] = scale.reshape(1, 1)
+
+    edit_weights(model, quantise)
+    told = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    edit_json(model / "config.json", quantization_config=told)
+    loaded = load_checkpoint(str(model)).model.state_dict()
+    assert len(kept) == 14
+    assert all(torch.allclose(loaded[name], tensor) for name, tensor in kept.items())
+    edit_json(model / "config.json", quantization_config=None)
+    assert "no place for" in refusal(model)
+
+
+def test_integers_that_no_quantiser_reads_are_refused(model: Path) -> None:
+    name = f"{LAYER}.k_proj.weight"
+    edit_weights(model, lambda tensors: tensors.update({name: torch.ones(8, 16, dtype=torch.int8)}))
+    assert f"{name} in model.safetensors is quantised (I8)" in refusal(model)
+
+
 def test_weights_the_model_needs_are_never_started_at_random(model: Path) -> None:
     edit_weights(model, lambda tensors: tensors.pop(f"{LAYER}.k_proj.weight"))
     message = refusal(model)

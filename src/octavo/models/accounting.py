@@ -22,6 +22,11 @@ _COMPUTED = re.compile(r"(rotary_emb\.inv_freq|\.(attn|attention)\.(masked_)?bia
 _OTHER_PARTS = re.compile(r"(^|\.)(vision\w*|visual|multi_modal\w*|mm_\w+|audio\w*|image\w*|embed_vision|embed_audio"
                           r"|mtp\w*)\.")  # fmt: skip
 
+# How checkpoints call the module of the output head; Transformers renames some of them.
+_HEADS = (["lm_head"], ["embed_out"], ["output"], ["head"])
+
+_INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
+
 # Tensor -> (config fields whose product its rows must be).
 _ROWS = {
     "k_proj.weight": ("num_key_value_heads", "head_dim"),
@@ -75,8 +80,8 @@ def refuse_missing_head(checkpoint: Checkpoint, config: Any) -> None:
     for head in sorted(tied_by):
         if head in blank.all_tied_weights_keys or "quantization_config" in checkpoint.config:
             continue
-        held = any(name == head or name.endswith(f".{head}") for name in checkpoint.tensors)
-        if not held and head.rsplit(".", 2)[-2] in ("lm_head", "embed_out"):
+        held = any(name.split(".")[-2:-1] in _HEADS for name in checkpoint.tensors)
+        if not held and head.split(".")[-2:-1] in _HEADS:
             raise _headless(checkpoint, head)
 
 
@@ -101,6 +106,7 @@ def blank_model(checkpoint: Checkpoint, config: Any) -> Any:
 
 def account_for_weights(checkpoint: Checkpoint, model: Any, info: dict[str, Any]) -> tuple[str, ...]:
     """Every parameter loaded, every tensor used or explained; the explanations come back as notes."""
+    _refuse_raw_integers(checkpoint, model)
     notes = _tie(checkpoint, model)
     tied = set(model.all_tied_weights_keys)
     missing = sorted(set(info["missing_keys"]) - tied)
@@ -124,6 +130,15 @@ def account_for_weights(checkpoint: Checkpoint, model: Any, info: dict[str, Any]
     if others:
         notes += (f"{len(others)} tensors that generate no text are not used: {_some(others, 3)}",)
     return notes
+
+
+def _refuse_raw_integers(checkpoint: Checkpoint, model: Any) -> None:
+    """Whole numbers in the files for a weight that is none mean a quantiser was needed and did not run."""
+    for name, parameter in model.named_parameters():
+        entry = checkpoint.tensors.get(name)
+        if entry is not None and entry.dtype in _INTEGERS and parameter.is_floating_point():
+            what = f"{name} in {entry.file.name} is quantised ({entry.dtype}), and nothing here knows how to read it"
+            raise model_error(checkpoint.path, what, "Use an unquantised checkpoint")
 
 
 def _tie(checkpoint: Checkpoint, model: Any) -> tuple[str, ...]:
