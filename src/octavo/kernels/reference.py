@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -111,7 +112,7 @@ class ReferenceAttention:
 
     def _buffer(self, role: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         """Scratch memory that is kept: a fresh allocation of this size costs a page fault every 4 KiB."""
-        needed = int(np.prod(shape))
+        needed = prod(shape)
         held = self._scratch.get((role, like.dtype))
         if held is None or held.numel() < needed:
             held = torch.empty(needed + needed // 4, dtype=like.dtype, device=like.device)

@@ -82,9 +82,10 @@ def attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function under our name: [1, heads, tokens, dim] -> [1, tokens, heads, v_dim]."""
-    ticket, stored_key, stored_value = kwargs.get(TICKET) or getattr(key, TICKET, (None, None, None))
-    if ticket is None:
+    left = kwargs.get(TICKET) or getattr(key, TICKET, None)
+    if left is None:
         raise ModelError("model", type(module).__name__, "attends to keys that it did not store itself")
+    ticket, stored_key, stored_value = left
     if stored_value is not value or (stored_key is not None and stored_key is not key):
         raise ModelError("model", type(module).__name__, "changes keys and values between storing and attending")
     if attention_mask is not None or kwargs.get("is_causal") is False:

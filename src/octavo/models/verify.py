@@ -20,13 +20,14 @@ from transformers import PreTrainedModel
 from octavo.errors import ModelError, OctavoError
 from octavo.geometry.dtypes import FP32
 from octavo.memory.layout import make_layout, served_groups
+from octavo.memory.values import Int32, Int64
 from octavo.models.observe import observed_layers
 from octavo.models.rope import fix_rope
 from octavo.models.shrink import ROPE_SWITCH, TINY_CONTEXT, enliven, shrunk
 from octavo.models.table import in_table, refusal
 from octavo.models.trial import Subject, Trial, subjects
 from octavo.runtime.executor import TorchExecutor
-from octavo.scheduling.plan import Admission, Int32, Int64, TokenLogprobs
+from octavo.scheduling.plan import Admission, TokenLogprobs
 
 TOLERANCE = 1e-4
 """Largest difference of a logit, relative to the largest logit: about a hundred times float32 noise."""

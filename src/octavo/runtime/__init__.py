@@ -1,1 +1,1 @@
-
+"""Acts on plans with torch: the executor, the arena, step tensors and the sampler. Decides nothing."""

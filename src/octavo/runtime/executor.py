@@ -22,10 +22,11 @@ from octavo.errors import ConfigError
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.layout import Layout
+from octavo.memory.values import Int32, Int64
 from octavo.models.bridge import Bridge, PagedCache
 from octavo.runtime.arena import Arena
 from octavo.runtime.step_tensors import StepInputs, StepTensors
-from octavo.scheduling.plan import NO_TOKEN, Admission, Int32, Int64, StepPlan, StepResult, TokenLogprobs
+from octavo.scheduling.plan import NO_TOKEN, Admission, StepPlan, StepResult, TokenLogprobs
 
 
 class RowSampler(Protocol):
@@ -68,6 +69,10 @@ class TorchExecutor:
         self._sampler = sampler
         self._clock = clock
         self._results: deque[StepResult] = deque()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._bridge.model
 
     def submit(self, plan: StepPlan) -> None:
         """Run one plan. On every device the result is there when this returns."""
