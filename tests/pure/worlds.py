@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from octavo.geometry.dtypes import BF16
 from octavo.geometry.state import Component
 from octavo.memory.cache import KVCache
+from octavo.memory.check import is_empty
 from octavo.memory.layout import Layout, StateGroup, make_layout
 from octavo.policy.bundle import Policies
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, Finished, StepTokens
 from octavo.scheduling.limits import Limits
-from octavo.scheduling.plan import Executor
+from octavo.scheduling.plan import Executor, StepPlan, StepResult
 from octavo.scheduling.request import Request, SamplingParams
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.executors import EchoExecutor
+from octavo.simulate.toy_model import Answer, ToyExecutor, ToyModel, toy_layout
 
 VOCAB = 1000
 
@@ -112,3 +115,109 @@ def expected(asked: Request, count: int) -> list[int]:
     """What `EchoExecutor` answers to this request."""
     prompt = asked.prompt_token_ids
     return [int(prompt[(len(prompt) + i) % len(prompt)]) for i in range(count)]
+
+
+class Watched:
+    """Passes plans to another executor and keeps them."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.plans: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        self.inner.submit(plan)
+
+    def collect(self) -> StepResult:
+        return self.inner.collect()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def computed_by(self, sequence_id: int) -> list[tuple[int, int, int]]:
+        """(plan, first position, positions) of each of the sequence's chunks."""
+        return [
+            (plan.number, int(plan.starts[i]), int(plan.counts[i]))
+            for plan in self.plans
+            for i in np.flatnonzero(plan.sequence_ids == sequence_id).tolist()
+        ]
+
+
+class ToyWorld:
+    """An engine over the toy model, whose answers depend on what it reads from its blocks."""
+
+    def __init__(
+        self,
+        *,
+        heads: tuple[int, ...] = (2,),
+        slabs: int = 16,
+        seqs: int = 8,
+        model: ToyModel | None = None,
+        **more: Any,
+    ) -> None:
+        self.model = model or ToyModel()
+        layout = toy_layout(heads)
+        self.executor = Watched(ToyExecutor(self.model, layout, slabs, seqs))
+        self.core = engine(layout=layout, slabs=slabs, seqs=seqs, executor=self.executor, **more)
+        self.scheduler = self.core.scheduler
+        self.cache = self.scheduler.cache
+        self.asked: dict[int, Request] = {}
+        self.events: list[Event] = []
+        self.time = 0.0
+
+    def submit(self, asked: Request) -> int:
+        sequence_id = self.core.submit(asked, self.time)
+        self.asked[sequence_id] = asked
+        return sequence_id
+
+    def ask(self, prompt: int, max_tokens: int | None, **fields: Any) -> int:
+        """Submit a request with a prompt of its own."""
+        return self.submit(request(prompt, max_tokens, seed=len(self.asked), **fields))
+
+    def step(self, steps: int = 1) -> list[Event]:
+        """Events of these steps; time moves by one second a step."""
+        new: list[Event] = []
+        for _ in range(steps):
+            new += self.core.step(self.time)
+            self.time += 1.0
+        self.events += new
+        return new
+
+    def finish(self, most: int = 3_000) -> None:
+        """Run dry: nothing is left, and the pool is empty."""
+        for _ in range(most):
+            if not self.core.has_work:
+                break
+            self.step()
+        assert not self.core.has_work, f"still working after {most} steps"
+        self.events += self.scheduler.drain_events()
+        assert is_empty(self.cache)
+
+    @property
+    def running(self) -> list[int]:
+        """Sequence ids in order of admission."""
+        return self.scheduler.running.sequence_id[self.scheduler.running.order].tolist()
+
+    def tokens(self, sequence_id: int) -> list[int]:
+        return outputs(self.events).get(sequence_id, [])
+
+    def alone(self, sequence_id: int) -> Answer:
+        """What this request gets with the engine to itself."""
+        asked = self.asked[sequence_id]
+        most, context = asked.params.max_tokens, self.scheduler.limits.max_model_len
+        limit = min(context, self.cache.max_tokens_per_sequence() + 1) if most is None else asked.prompt_tokens + most
+        return self.model.answer(asked, limit)
+
+    def assert_all_answered(self) -> None:
+        """Each request that was not aborted got what it would have got alone; each aborted one a beginning of it."""
+        ends = endings(self.events)
+        assert sorted(ends) == sorted(self.asked)
+        for sequence_id, end in ends.items():
+            answer, got = self.alone(sequence_id), self.tokens(sequence_id)
+            if end.reason == "abort":
+                assert got == answer.tokens[: len(got)]
+            else:
+                assert (got, end.reason) == (answer.tokens, answer.reason)
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
