@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.text import Detokenizer, StopChecker, TextStream
@@ -81,7 +81,11 @@ def checked(stops: Sequence[str], include: bool, pieces: Sequence[str]) -> tuple
 ALPHABET = st.text("ab", min_size=1, max_size=5)
 
 
-@given(st.text("abc", max_size=40), st.lists(ALPHABET, max_size=4), st.booleans(), st.lists(st.integers(0, 40)))
+@given(st.text("aabbc", max_size=40), st.lists(ALPHABET, max_size=4), st.booleans(), st.lists(st.integers(0, 40)))
+@settings(max_examples=300)
+@example("cab", ["ab", "b"], False, [])
+@example("cab", ["b", "ab"], False, [])
+@example("aaab", ["aab"], True, [2])
 @example("DEFGHIJ", ["DEFGHIJ"], False, [3, 4, 6])
 @example("aabaabaab", ["aabaabb", "baab"], False, [1, 2, 3, 4, 5, 6, 7, 8])
 def test_the_cut_is_exact_in_any_split(text: str, stops: list[str], include: bool, places: list[int]) -> None:

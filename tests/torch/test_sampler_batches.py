@@ -203,6 +203,15 @@ def test_the_stages_of_top_p_and_a_full_sort_give_the_same_token(monkeypatch: py
     assert tokens() == staged
 
 
+def test_the_inverse_gives_each_token_its_share_and_none_to_those_without_weight() -> None:
+    weights = torch.tensor([[0, 3, 0, 1, 4, 0]])
+    draws = torch.arange(16, dtype=torch.float64) / 16
+    tokens = sampler_module._inverse(weights.expand(16, -1).contiguous(), draws)
+    assert tokens.tolist() == [1] * 6 + [3] * 2 + [4] * 8
+    last = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
+    assert sampler_module._inverse(torch.tensor([[2**57, 2**57 - 1, 0]]), last).tolist() == [1]
+
+
 @pytest.mark.parametrize("operation", ["exp", "sub", "div"])
 def test_elementwise_results_do_not_depend_on_place_or_length(operation: str) -> None:
     """What the sampler's independence of the batch rests on, of this build of torch."""

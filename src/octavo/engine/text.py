@@ -31,8 +31,6 @@ WINDOW_TOKENS = 16
 """Beyond this many ids the window is cut, at the next boundary of a character."""
 MAX_WINDOW_TOKENS = 48
 """Beyond this many it is cut anyway: bytes that never become characters must not stall the stream."""
-MAX_MISFITS = 4
-"""Tokens for which decoded text may disagree with what was sent before the context is given up."""
 
 
 class Decoder(Protocol):
@@ -80,7 +78,6 @@ class Detokenizer:
     ) -> None:
         self._decoder = decoder_of(tokenizer)
         self._skip = skip_special_tokens
-        self._misfits = 0
         self._window, self._done = self._context([int(i) for i in prompt_ids[-CONTEXT_TOKENS:]], prompt_ids)
         self._clean = len(self._window)
         self._cut = 0 if self._done.endswith(BROKEN) else self._clean
@@ -103,14 +100,11 @@ class Detokenizer:
         if not text.endswith(BROKEN):
             return self._settle(text)
         if not self._fits(text):
-            self._misfits += 1
-            if self._misfits < MAX_MISFITS:
-                return ""
-            # The context has become part of a run of invalid bytes: go on without it.
+            # The context has become part of a run of bytes that is not whole, so it looks broken too: go on
+            # without it. It ended with a whole character, and bytes need no context for their spaces.
             del self._window[: self._clean]
             self._clean, self._cut, self._done = 0, 0, ""
             text = self._decode()
-        self._misfits = 0
         sure = text[: len(text) - _held(text)]
         piece = sure[len(self._done) :]
         if piece:
@@ -129,7 +123,7 @@ class Detokenizer:
         if text and text == self._done:
             self._window.pop()  # a token without text (special, or unknown to the tokenizer) is no context
         piece, self._done = self._fresh(text), text
-        self._misfits, self._clean = 0, len(self._window)
+        self._clean = len(self._window)
         if 0 < self._cut < self._clean and self._clean > WINDOW_TOKENS:
             del self._window[: self._cut]
             self._clean, self._cut = len(self._window), 0
