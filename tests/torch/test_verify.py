@@ -16,7 +16,7 @@ from octavo.kernels.reference import ReferenceAttention
 from octavo.models.observe import require_geometry
 from octavo.models.shrink import VOCABULARY, shrunk
 from octavo.models.table import REFUSED, VERIFIED, refusal
-from octavo.models.verify import TOLERANCE, require_served, tiny_difference
+from octavo.models.verify import TOLERANCE, NotTried, require_served, tiny_difference
 
 
 def build(model_type, **fields):
@@ -29,15 +29,33 @@ def difference(model_type, **fields):
     return tiny_difference(AutoModelForCausalLM._model_mapping[type(config)], config)
 
 
-def test_a_type_in_the_table_is_served_without_a_trial(monkeypatch):
-    monkeypatch.setattr("octavo.models.verify.tiny_difference", None)
-    assert "llama" in require_served(build("llama"))
+def test_a_type_in_the_table_is_tried_all_the_same(monkeypatch):
+    assert "as in octavo's tests" in require_served(build("llama"))
+    monkeypatch.setattr("octavo.models.verify.tiny_difference", lambda *a, **k: 0.3)
+    with pytest.raises(ModelError, match="differs from Transformers"):
+        require_served(build("llama"))
+
+
+def test_the_table_decides_only_where_no_tiny_model_can_be_made(monkeypatch):
+    def fail(*args, **kwargs):
+        raise NotTried("architecture", "X", "too odd to shrink")
+
+    monkeypatch.setattr("octavo.models.verify.tiny_difference", fail)
+    assert "octavo's tests" in require_served(build("llama"))
+    with pytest.raises(NotTried):
+        require_served(build("phimoe", **MOE))
+
+
+def test_a_near_tie_of_one_seed_does_not_refuse_a_model(monkeypatch):
+    answers = iter([0.3, 1e-6])
+    monkeypatch.setattr("octavo.models.verify.tiny_difference", lambda *a, **k: next(answers))
+    assert "equals Transformers" in require_served(build("llama"))
 
 
 @pytest.mark.parametrize("name", ["phimoe", "mimo_v2_flash"])
 def test_a_type_outside_the_table_that_equals_transformers_is_served(name):
     assert name not in VERIFIED
-    assert "equalled Transformers" in require_served(build(name, **MOE, sliding_window=9))
+    assert "equals Transformers" in require_served(build(name, **MOE, sliding_window=9))
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ def attention(
 
 def _window(module: nn.Module) -> int | None:
     """The window of a layer whose model tells it to the mask alone."""
-    own = getattr(module, "sliding_window", None)
-    if own is not None:
+    if hasattr(module, "sliding_window"):
+        own: int | None = module.sliding_window
         return own or None
     config = getattr(module, "config", None)
     window = getattr(config, "sliding_window", None)

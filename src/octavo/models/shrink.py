@@ -61,6 +61,8 @@ def shrunk(config: Any) -> Any:
         inner = getattr(small, key, None)
         if inner is not None:
             setattr(small, key, shrunk(inner))
+            if inner is not config.get_text_config() and getattr(inner, "num_hidden_layers", None):
+                getattr(small, key).num_hidden_layers = 1  # what sees or hears is not tried: the trial is text
     if small.get_text_config() is small and getattr(small, "num_attention_heads", None):
         _shrink_depth(small)
         _shrink_width(small)
@@ -121,6 +123,10 @@ def _shrink_rope(config: Any) -> None:
         for name in ("short_factor", "long_factor"):
             if one.get(name):
                 one[name] = [one[name][i * len(one[name]) // half] for i in range(half)]
+        sections = one.get("mrope_section")
+        if sections:
+            scaled = [part * half // sum(sections) for part in sections]
+            one["mrope_section"] = [half - sum(scaled[1:]), *scaled[1:]]
     if getattr(config, "original_max_position_embeddings", None):
         config.original_max_position_embeddings = ROPE_SWITCH
 

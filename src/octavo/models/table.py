@@ -1,8 +1,8 @@
 """Which architectures are known to be served exactly, and which are known not to be.
 
 Owns two tables and the reading of a config against them; runs nothing. `VERIFIED` lists the model
-types whose tokens the tests compare with Transformers' own, one by one. A type in neither table is
-checked when it is loaded (`verify`).
+types whose tokens the tests compare with Transformers' own, one by one. Every type but the refused is
+also tried when it is loaded (`verify`), because a config may switch on what its tests did not.
 """
 
 from __future__ import annotations

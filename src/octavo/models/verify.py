@@ -1,4 +1,4 @@
-"""The check of an architecture that no test vouches for: `require_served`.
+"""The check that a model will be served exactly, made when it is loaded: `require_served`.
 
 Owns the making of a tiny random model of the same class, the trial it goes through, and the
 verdict. The tiny model runs in float32 through the real executor, alone and in a ragged mixed
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from octavo.errors import ModelError, OctavoError
 from octavo.geometry.dtypes import FP32
-from octavo.memory.layout import make_layout, served_groups
+from octavo.memory.layout import Layout, make_layout, served_groups
 from octavo.memory.values import Int32, Int64
 from octavo.models.observe import observed_layers
 from octavo.models.rope import fix_rope
@@ -59,51 +59,75 @@ class _Witness:
         return tokens, {}
 
 
-def require_served(model: PreTrainedModel, *, seed: int = 0) -> str:
+class NotTried(ModelError):
+    """No tiny model of this architecture could be built or run by Transformers itself."""
+
+
+def require_served(model: PreTrainedModel) -> str:
     """How it is known that this model is served exactly, in a few words. Raises `ModelError` if it is not.
 
-    The model itself is not run or changed; a tiny one of its class and config is.
+    The model itself is not run or changed; a tiny one of its class and config is. Types in the
+    verified table are tried too, since a config can switch on what their tests did not; the table
+    decides alone only where no tiny model can be made.
     """
-    name = type(model).__name__
+    name, kind = type(model).__name__, model.config.model_type
     reason = refusal(model.config)
     if reason is not None:
         raise ModelError("architecture", name, reason)
-    if in_table(model.config):
-        return f"{model.config.model_type}: tokens equal Transformers' in octavo's tests"
-    worst = tiny_difference(type(model), model.config, seed=seed)
+    try:
+        # A tie between experts can go either way in the last bit; a mistake shows with every seed.
+        worst = tiny_difference(type(model), model.config, seed=0)
+        if not worst <= TOLERANCE:
+            worst = tiny_difference(type(model), model.config, seed=1)
+    except NotTried:
+        if not in_table(model.config):
+            raise
+        return f"{kind}: its tokens equal Transformers' in octavo's tests"
     if not worst <= TOLERANCE:
         remedy = f"a tiny random model of it differs from Transformers through paged attention (by {worst:.1e})"
         raise ModelError("architecture", name, remedy)
-    return f"{model.config.model_type}: a tiny random model of it equalled Transformers just now (within {worst:.0e})"
+    known = " as in octavo's tests" if in_table(model.config) else ""
+    return f"{kind}: a tiny random model of it equals Transformers{known} (logits within {worst:.0e})"
 
 
 def tiny_difference(model_class: type[PreTrainedModel], config: Any, *, seed: int = 0) -> float:
-    """The worst relative difference of a logit over the trials. Raises `ModelError` if it cannot be tried."""
+    """The worst relative difference of a logit over the trials.
+
+    Raises `NotTried` where Transformers itself cannot run a tiny model, `ModelError` where octavo cannot.
+    """
     name = model_class.__name__
     try:
         small = shrunk(config)
         reference = _build(model_class, small, "eager", seed)
         served = _build(model_class, small, None, seed)
         served.load_state_dict(reference.state_dict())
-        layout = make_layout(served_groups(observed_layers(reference, FP32)), BLOCK_TOKENS, "tokens_heads")
         random = np.random.default_rng(seed)
         vocabulary = small.get_text_config().vocab_size
         texts = [random.integers(3, vocabulary, size=n + WANTED).tolist() for n in PROMPTS]
         expected = [_reference_logits(reference, text) for text in texts]
-        worst = 0.0
-        for members, rows in (([0], 1), (list(range(len(texts))), 3)):
-            script = {number: texts[member] for number, member in enumerate(members)}
-            witness = _Witness(script, {}, {})
-            executor = TorchExecutor(served, layout, SLABS, rows=rows, sampler=witness)
-            made = subjects([texts[m][: PROMPTS[m]] for m in members], WANTED, pause=len(members) - 1)
-            Trial(executor, layout, SLABS, rows, seed=seed).run(made)
-            worst = max(worst, _worst(witness, made, [expected[m] for m in members]))
-    except OctavoError as error:
-        raise ModelError("architecture", name, f"a tiny random model of it cannot be served: {error}") from error
+        layers = observed_layers(reference, FP32)
     except Exception as error:
         remedy = f"it could not be checked on a tiny random model: {type(error).__name__}: {error}"
-        raise ModelError("architecture", name, remedy) from error
-    return worst
+        raise NotTried("architecture", name, remedy) from error
+    try:
+        layout = make_layout(served_groups(layers), BLOCK_TOKENS, "tokens_heads")
+        alone = _trial(served, layout, texts[:1], expected[:1], seed)
+        return max(alone, _trial(served, layout, texts, expected, seed))
+    except Exception as error:
+        told = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+        raise ModelError("architecture", name, f"a tiny random model of it cannot be served: {told}") from error
+
+
+def _trial(
+    served: PreTrainedModel, layout: Layout, texts: list[list[int]], expected: list[torch.Tensor], seed: int
+) -> float:
+    """Put the texts through the executor together, in fewer rows than texts; the last one is paused."""
+    witness = _Witness(dict(enumerate(texts)), {}, {})
+    rows = min(len(texts), 3)
+    executor = TorchExecutor(served, layout, SLABS, rows=rows, sampler=witness)
+    made = subjects([text[:-WANTED] for text in texts], WANTED, pause=len(texts) - 1)
+    Trial(executor, layout, SLABS, rows, seed=seed).run(made)
+    return _worst(witness, made, expected)
 
 
 def _build(model_class: type[PreTrainedModel], config: Any, attention: str | None, seed: int) -> PreTrainedModel:
