@@ -351,3 +351,9 @@ def test_a_fingerprint_follows_the_weights_and_not_the_place(model: Path, tmp_pa
     assert fingerprint(find_checkpoint(copy)) == first
     (copy / WEIGHTS).write_bytes(raw[:-1] + b"\x7f")
     assert fingerprint(find_checkpoint(copy)) != first
+
+
+def test_a_long_path_is_shown_whole(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    assert str(deep) in refusal(deep)

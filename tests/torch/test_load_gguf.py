@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from checkpoints import tiny_llama, write_llama_gguf
 from transformers import AutoModelForCausalLM
 
 from octavo.errors import ModelError
+from octavo.models.gguf_file import read_gguf
 from octavo.models.load import load_checkpoint
 
 
@@ -99,8 +101,59 @@ def test_a_weight_that_is_missing_is_named(tmp_path: Path, original: Any) -> Non
     assert "mlp.up_proj.weight" in refusal(path)
 
 
-def test_all_parts_of_a_split_gguf_say_how_to_join_them(tmp_path: Path, original: Any) -> None:
-    for number in (1, 2):
-        write_llama_gguf(tmp_path / f"tiny-{number:05d}-of-00002.gguf", original)
-    message = refusal(tmp_path / "tiny-00002-of-00002.gguf")
-    assert "llama-gguf-split --merge tiny-00001-of-00002.gguf tiny.gguf" in message
+def split_gguf(whole: Path, *, count: int = 3, told: int | None = None) -> list[Path]:
+    """The file in parts as llama.cpp splits one: all metadata in the first, tensors spread over all."""
+    header = read_gguf(whole)
+    raw, per = whole.read_bytes(), -(-len(header.tensors) // count)
+    parts = []
+    for number in range(count):
+        own = header.tensors[number * per : (number + 1) * per]
+        fields = [raw[start:end] for start, end in header.spans.values()] if number == 0 else []
+        for key, value in (("split.no", number), ("split.count", told or count)):
+            fields.append(struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IH", 2, value))
+        head, data = b"GGUF" + struct.pack("<IQQ", 3, len(own), len(fields)) + b"".join(fields), b""
+        for tensor in own:
+            head += struct.pack("<Q", len(tensor.name)) + tensor.name.encode()
+            head += struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
+            head += struct.pack("<IQ", 0, len(data))
+            data += raw[tensor.start_byte : tensor.start_byte + tensor.bytes]
+            data += b"\0" * (-len(data) % 32)
+        parts.append(whole.with_name(f"tiny-{number + 1:05d}-of-{count:05d}.gguf"))
+        parts[-1].write_bytes(head + b"\0" * (-len(head) % 32) + data)
+    whole.unlink()
+    return parts
+
+
+@pytest.fixture
+def parts(tmp_path: Path, original: Any, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    write_llama_gguf(tmp_path / "whole.gguf", original)
+    return split_gguf(tmp_path / "whole.gguf")
+
+
+def test_a_split_gguf_is_joined_once_and_loads_as_the_whole_one(parts: list[Path], original: Any) -> None:
+    tokens = torch.tensor([[1, 5, 9, 4, 4, 30]])
+    loads = [load_checkpoint(str(named)) for named in (parts[0], parts[2], parts[0].parent)]
+    for loaded in loads:
+        with torch.no_grad():
+            assert torch.equal(loaded.model(tokens).logits, original(tokens).logits)
+        assert loaded.tokenizer("abc").input_ids == [31, 5]
+        assert loaded.path == loads[0].path
+    assert len(list(loads[0].path.parent.glob("*"))) == 2
+    assert not [key for key in read_gguf(loads[0].path).metadata if key.startswith("split.")]
+
+
+def test_a_truncated_part_and_a_part_of_another_model_are_refused(parts: list[Path]) -> None:
+    whole = parts[1].read_bytes()
+    parts[1].write_bytes(whole[:-40])
+    assert f"{parts[1].name} is truncated" in refusal(parts[1])
+    parts[1].write_bytes(parts[2].read_bytes())
+    assert "says inside that it is part 2 (counted from 0) of 3" in refusal(parts[1])
+    parts[1].write_bytes(whole)
+    parts[1].rename(parts[1].with_name("gone"))
+    assert "1 of 3 parts are missing: tiny-00002-of-00003.gguf" in refusal(parts[0])
+
+
+def test_a_cache_that_cannot_take_the_joined_file_is_named(parts: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the directory should be")
+    assert "set OCTAVO_CACHE" in refusal(parts[0])

@@ -18,8 +18,10 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 from transformers.utils.quantization_config import GgufConfig
 
 from octavo.errors import ModelError
+from octavo.models.embedded import cache_directory
 from octavo.models.files import Checkpoint
 from octavo.models.gguf_file import GgufHeader, parts_of, read_gguf, refuse_missing_parts
+from octavo.models.gguf_parts import joined
 from octavo.models.quiet import quiet_transformers
 from octavo.models.weight_files import TensorEntry, model_error
 
@@ -34,13 +36,11 @@ _CONVERT = "Use the original safetensors checkpoint instead"
 
 
 def check_gguf(path: Path) -> GgufHeader:
-    """The header of a whole, single-file GGUF that can be served exactly. Raises `ModelError` otherwise."""
+    """The header of a whole GGUF that can be served exactly, a split one joined. Raises `ModelError` otherwise."""
     refuse_missing_parts(path)
     parts = parts_of(path)
     if len(parts) > 1:
-        what = f"{path.name} is split into {len(parts)} parts, which must be one file"
-        remedy = f"Join them: llama-gguf-split --merge {parts[0].name} {path.name.rsplit('-', 3)[0]}.gguf"
-        raise model_error(path, what, remedy)
+        path = joined(parts, cache_directory())
     header = read_gguf(path)
     for tensor in header.tensors:
         if tensor.name in _ROPE_FACTORS:

@@ -14,7 +14,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from octavo.errors import ModelError
 from octavo.models.weight_files import file_size, model_error, open_for_reading, read_bytes, refuse_intruder
 
 _VERSIONS = (2, 3)
@@ -45,6 +44,12 @@ class GgufHeader:
     version: int
     metadata: dict[str, Any]
     tensors: tuple[GgufTensor, ...]
+    spans: dict[str, tuple[int, int]]
+    """Where each metadata entry begins and ends in the file."""
+
+    @property
+    def alignment(self) -> int:
+        return int(self.metadata.get("general.alignment", 32))
 
     @property
     def architecture(self) -> str:
@@ -119,8 +124,11 @@ class _Cursor:
             raise model_error(self.path, f"{self.path.name} is damaged: {what} is not UTF-8", _AGAIN) from None
 
 
-def read_gguf(path: Path) -> GgufHeader:
-    """Header, metadata and tensor table of one GGUF file. Raises `ModelError` on any damage."""
+def read_gguf(path: Path, *, part: bool = False) -> GgufHeader:
+    """Header, metadata and tensor table of one GGUF file. Raises `ModelError` on any damage.
+
+    With `part`, the file may be one of a split model's, which need not hold tensors or say the architecture.
+    """
     with open_for_reading(path) as file:
         size = file_size(file)
         head = read_bytes(path, file, 512)
@@ -130,19 +138,24 @@ def read_gguf(path: Path) -> GgufHeader:
         version, tensor_count, pair_count = _read_preamble(cursor)
         cursor.require(pair_count, 13, f"metadata of {pair_count} entries")
         metadata: dict[str, Any] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for index in range(pair_count):
+            start = cursor.position
             key = cursor.text(f"metadata key {index}")
             metadata[key] = _read_value(cursor, cursor.number("<I", f"the type of {key!r}"), key, 0)
+            spans[key] = (start, cursor.position)
         cursor.require(tensor_count, 24, f"a table of {tensor_count} tensors")
         rows = [_read_row(cursor, index) for index in range(tensor_count)]
-    if not isinstance(metadata.get("general.architecture"), str):
+    if not part and not isinstance(metadata.get("general.architecture"), str):
         what = f"{path.name} does not say its general.architecture, so no config can be built for it"
         raise model_error(path, what, _AGAIN)
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise model_error(path, f"{path.name} has general.alignment={alignment!r}, not a power of two", _AGAIN)
+    if not rows and not part:
+        raise model_error(path, f"{path.name} holds no tensors", "Name the GGUF file that holds the weights")
     tensors = _place(path, rows, -(-cursor.position // alignment) * alignment, alignment, size)
-    return GgufHeader(path, version, metadata, tensors)
+    return GgufHeader(path, version, metadata, tensors, spans)
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
@@ -200,8 +213,6 @@ def _place(
     path: Path, rows: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int, size: int
 ) -> tuple[GgufTensor, ...]:
     """The rows as tensors with their places in the file, every place checked."""
-    if not rows:
-        raise model_error(path, f"{path.name} holds no tensors", "Name the GGUF file that holds the weights")
     tensors = [_tensor(path, row, data_start, alignment) for row in rows]
     names = {tensor.name for tensor in tensors}
     if len(names) != len(tensors):
@@ -242,6 +253,3 @@ def _tensor(path: Path, row: tuple[str, tuple[int, ...], int, int], data_start: 
         what = f"{path.name} is damaged: tensor {name!r} is at offset {offset}, not a multiple of {alignment}"
         raise model_error(path, what, _AGAIN)
     return GgufTensor(name, shape, type_name, data_start + offset, elements // block_elements * block_bytes)
-
-
-__all__ = ["GgufHeader", "GgufTensor", "ModelError", "missing_parts", "parts_of", "read_gguf", "refuse_missing_parts"]

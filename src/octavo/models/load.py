@@ -187,15 +187,15 @@ def _load_safetensors(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> 
 
 
 def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedModel:
-    path = checkpoint.path
-    header = check_gguf(path)
+    header = check_gguf(checkpoint.path)
+    path = header.path
     checkpoint = gguf_checkpoint(header)
     config = load_gguf_config(path)
     limit = _context_length(config, asked.max_model_len)
     own = not asked.skip_tokenizer_init and asked.tokenizer is None
     tokenizer = load_gguf_tokenizer(path, header) if own else _tokenizer(checkpoint, asked)
     ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
-    ends = {int(one) for one in (*ends, getattr(tokenizer, "eos_token_id", None)) if one is not None}
+    end_ids = {int(one) for one in (*ends, getattr(tokenizer, "eos_token_id", None)) if one is not None}
     dtype = asked.dtype_or(lambda: _TENSOR_DTYPES.get(_common_type(checkpoint)) or _device_dtype(asked.place))
     tell(f"unpacking {header.weights_bytes / 1e6:.0f} MB of weights", 0.4)
     model = load_gguf_model(path, header, config, dtype, asked.place)
@@ -206,7 +206,7 @@ def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedM
         config=model.config,
         config_json=config.to_dict(),
         tokenizer=tokenizer,
-        generation=GenerationDefaults({}, tuple(sorted(ends))),
+        generation=GenerationDefaults({}, tuple(sorted(end_ids))),
         fingerprint=fingerprint(checkpoint),
         dtype=dtype,
         weights_bytes=held_bytes(model),

@@ -20,6 +20,8 @@ from octavo.errors import ModelError
 # The format's own limit: a longer header is damage, not a model.
 HEADER_LIMIT_BYTES = 100_000_000
 
+SHOWN_WHOLE = 80
+
 # Bits of an element, by the format's names.
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -44,7 +46,8 @@ class TensorEntry:
 
 def model_error(path: Path, what: str, remedy: str) -> ModelError:
     """A `ModelError` that names the file, what is wrong with it and what to do."""
-    return ModelError("model", str(path), f"{what}. {remedy}")
+    where = f" (in {path})" if len(str(path)) > SHOWN_WHOLE else ""  # an error shows only the start of a long value
+    return ModelError("model", str(path), f"{what}{where}. {remedy}")
 
 
 def open_for_reading(path: Path) -> BinaryIO:
