@@ -1,7 +1,8 @@
 """The waiting queue: by priority, then arrival; leaving from anywhere costs O(1).
 
 Newcomers arrive in order and are appended. Those who return after a preemption are few and are
-inserted where their arrival puts them. A place whose ticket is stale is skipped and forgotten.
+inserted where their arrival puts them. A place whose ticket is stale is skipped, and forgotten
+before stale ones outnumber those who wait.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from heapq import merge
 from octavo.scheduling.sequence import Sequence, SequenceState
 
 _Place = tuple[int, int, Sequence]  # (arrival, ticket, sequence)
+_STALE_AT_MOST = 64  # besides as many as there are waiting
 
 
 class WaitingQueue:
@@ -22,12 +24,17 @@ class WaitingQueue:
         self._returned: dict[int, list[_Place]] = {}
         self._priorities: list[int] = []
         self._count = 0
+        self._places = 0
+        """Places of newcomers, stale ones included."""
         self._tickets = 0
 
     def __len__(self) -> int:
         return self._count
 
     def push(self, sequence: Sequence, *, returned: bool = False) -> None:
+        """Not while iterating."""
+        if self._places > 2 * self._count + _STALE_AT_MOST:
+            self._forget_stale()
         priority = sequence.request.priority
         if priority not in self._newcomers:
             insort(self._priorities, priority)
@@ -41,6 +48,7 @@ class WaitingQueue:
             insort(self._returned[priority], place)
         else:
             self._newcomers[priority].append(place)
+            self._places += 1
         self._count += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -54,6 +62,7 @@ class WaitingQueue:
             newcomers, returned = self._newcomers[priority], self._returned[priority]
             while newcomers and _stale(newcomers[0]):
                 newcomers.popleft()
+                self._places -= 1
             if returned:
                 returned[:] = [place for place in returned if not _stale(place)]
             if not newcomers and not returned:
@@ -64,6 +73,11 @@ class WaitingQueue:
             for place in places:
                 if not _stale(place):
                     yield place[2]
+
+    def _forget_stale(self) -> None:
+        for priority, newcomers in self._newcomers.items():
+            self._newcomers[priority] = deque(place for place in newcomers if not _stale(place))
+        self._places = sum(len(newcomers) for newcomers in self._newcomers.values())
 
 
 def _stale(place: _Place) -> bool:
