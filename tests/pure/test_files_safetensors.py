@@ -256,6 +256,11 @@ def test_an_empty_directory_and_one_without_weights_are_refused(model: Path, tmp
     assert "it holds nothing" in refusal(tmp_path / "empty")
 
 
+def test_an_adapter_beside_a_model_is_refused(model: Path) -> None:
+    (model / "adapter_config.json").write_text("{}")
+    assert "a model and an adapter" in refusal(model)
+
+
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     message = refusal(tmp_path)

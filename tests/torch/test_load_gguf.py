@@ -44,6 +44,21 @@ def test_a_gguf_is_the_model_it_was_made_from(tmp_path: Path, original: Any) -> 
     assert load_checkpoint(str(path), dtype="bf16").model.dtype == torch.bfloat16
 
 
+def test_a_file_of_the_same_name_in_the_working_directory_is_not_taken(
+    tmp_path: Path, original: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        write_llama_gguf(tmp_path / place / "tiny.gguf", original)
+        with torch.no_grad():
+            original.lm_head.weight.mul_(2)
+    monkeypatch.chdir(tmp_path / "here")
+    head = original.lm_head.weight
+    assert torch.equal(load_checkpoint(str(tmp_path / "there" / "tiny.gguf")).model.lm_head.weight * 2, head)
+    assert torch.equal(load_checkpoint("../there/tiny.gguf").model.lm_head.weight * 2, head)
+    assert torch.equal(load_checkpoint("tiny.gguf").model.lm_head.weight * 4, head)
+
+
 def test_its_fingerprint_follows_its_weights(tmp_path: Path, original: Any) -> None:
     path = tmp_path / "tiny.gguf"
     write_llama_gguf(path, original)

@@ -88,6 +88,9 @@ def find_checkpoint(path: Path) -> Checkpoint:
     names = _listing(path)
     if CONFIG not in names:
         return _without_config(path, names)
+    if "adapter_config.json" in names:  # Transformers would follow it to another model
+        what = "it holds a model and an adapter (adapter_config.json) in one directory"
+        raise model_error(path, what, "Remove the adapter's files, or merge it into the model and save the result")
     config = read_json(path / CONFIG)
     check_config(path / CONFIG, config)
     tensors, notes = _weights(path, names, config)

@@ -69,7 +69,7 @@ def load_gguf_config(path: Path) -> Any:
     """The Transformers config that the file's metadata amount to."""
     with quiet_transformers():
         try:
-            config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+            config = AutoConfig.from_pretrained(str(path.parent), gguf_file=str(path.absolute()), local_files_only=True)
         except Exception as error:  # a reader that fails on a file found whole: an architecture it lacks
             what = f"Transformers cannot build a config from {path.name} ({error})"
             raise model_error(path, what, _CONVERT) from error
@@ -83,12 +83,12 @@ def load_gguf_model(path: Path, header: GgufHeader, config: Any, dtype: torch.dt
             model, info = AutoModelForCausalLM.from_pretrained(
                 str(path.parent),
                 config=config,
-                gguf_file=path.name,
+                gguf_file=str(path.absolute()),
                 dtype=dtype,
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
+                quantization_config=GgufConfig(gguf_file=str(path.absolute()), dequantize=True),
             )
         except Exception as error:
             what = f"Transformers cannot load {path.name} ({type(error).__name__}: {error})"
@@ -123,7 +123,7 @@ def load_gguf_tokenizer(path: Path, header: GgufHeader) -> Any:
     with quiet_transformers():
         try:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(
-                str(path.parent), gguf_file=path.name, local_files_only=True
+                str(path.parent), gguf_file=str(path.absolute()), local_files_only=True
             )
         except Exception as error:
             remedy = f"Transformers cannot build the tokenizer of {path.name} ({error}). Name one with tokenizer="
