@@ -117,7 +117,9 @@ class _Findings:
     failures: dict[str, str] = field(default_factory=dict)
 
     def saw(self, name: str, *state: Any) -> None:
-        digest = blake2b(repr(state).encode(), digest_size=8).digest()
+        self.count(name, _digest(state))
+
+    def count(self, name: str, digest: bytes) -> None:
         self.states.setdefault(name, set()).add(digest)
 
     def failed(self, name: str, detail: str) -> None:
@@ -203,22 +205,22 @@ class _Run:
                 self.endings.setdefault(event.sequence_id, []).append(event)
 
     def _check(self) -> None:
-        cache, traffic = self.core.scheduler.cache, self._traffic()
-        blocks = [
-            (p.state.tobytes(), p.refs.tobytes(), t.counts.tobytes())
-            for p, t in zip(cache.pool.slots, cache.tables, strict=True)
-        ]
-        memory = (self.world.heads, blocks, cache.committed.tobytes())
+        scheduler = self.core.scheduler
+        cache = scheduler.cache
+        columns = zip(cache.pool.slots, cache.tables, strict=True)
+        blocks = [(slots.state.tobytes(), slots.refs.tobytes(), table.counts.tobytes()) for slots, table in columns]
+        memory = _digest((self.world.heads, blocks, cache.committed.tobytes()))
+        traffic = _digest((self.world.heads, self._traffic()))
         for name, of_cache in MEMORY_INVARIANTS.items():
             of_cache(cache)
             if name != "contiguous-runs" or cache.pool.contiguous:
-                self.findings.saw(name, memory)
+                self.findings.count(name, memory)
         for name, of_scheduler in SCHEDULING_INVARIANTS.items():
-            of_scheduler(self.core.scheduler)
-            self.findings.saw(name, self.world.heads, traffic)
-        if self.core.scheduler.in_flight:
-            self.findings.saw("in-flight-slots", memory, traffic)
-        self.findings.saw("executor-tables", memory, traffic)
+            of_scheduler(scheduler)
+            self.findings.count(name, traffic)
+        if scheduler.in_flight:
+            self.findings.count("in-flight-slots", memory + traffic)
+        self.findings.count("executor-tables", memory + traffic)
 
     def _traffic(self) -> tuple[Any, ...]:
         scheduler = self.core.scheduler
@@ -282,6 +284,10 @@ def _walk_the_handover(findings: _Findings, depth: int) -> None:
             findings.saw("handover", depth, line)
     except InvariantViolation as violation:
         findings.failed(violation.name, f"depth {depth}: {violation.detail}")
+
+
+def _digest(state: tuple[Any, ...]) -> bytes:
+    return blake2b(repr(state).encode(), digest_size=8).digest()
 
 
 def _require(name: str, holds: object, detail: str) -> None:
