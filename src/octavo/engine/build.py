@@ -1,29 +1,24 @@
 """From what was asked to a running engine: load, read the geometry, decide, allocate.
 
-The only place that knows all the parts. Imports torch.
+The only place that knows all the parts. Whoever imports it imports torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
-
 from octavo.config import Config
-from octavo.deployment import Deployment, Facts, decide, kv_dtype_for
+from octavo.deployment import Deployment, decide, kv_dtype_for
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
-from octavo.errors import ConfigError
-from octavo.geometry.dtypes import Dtype, dtype_named
+from octavo.geometry.dtypes import dtype_named
 from octavo.geometry.from_config import geometry_from_config
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.reference import ReferenceAttention
-from octavo.machine import cpu_facts, read_machine
 from octavo.memory.cache import KVCache
 from octavo.models.load import LoadedModel, Progress, load_checkpoint
 from octavo.models.rope import fix_rope
 from octavo.models.verify import require_served
 from octavo.policy.bundle import Policies
+from octavo.runtime.device import Device, device_facts, resolve_device
 from octavo.runtime.executor import TorchExecutor
 from octavo.runtime.sampler import Sampler
 from octavo.scheduling.audit import Audit
@@ -49,13 +44,18 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
     return engine_for(config, loaded, device)
 
 
-def engine_for(config: Config, loaded: LoadedModel, device: torch.device) -> Engine:
+def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     """An engine around a model that is loaded already."""
     served = require_served(loaded.model)
     backend = ReferenceAttention()
-    weights_dtype = _dtype_of(loaded.dtype)
+    weights_dtype = dtype_named(str(loaded.dtype))
     geometry = geometry_from_config(loaded.config_json, kv_dtype_for(config, weights_dtype))
-    facts = _facts(device, loaded, weights_dtype, backend)
+    facts = device_facts(
+        device,
+        weights_bytes=loaded.weights_bytes,
+        weights_dtype=weights_dtype,
+        block_order=backend.block_order,
+    )
     deployment = decide(config, geometry, facts)
     notes = fix_rope(loaded.model, deployment.max_model_len)
     core = build_core(config, deployment, loaded, backend)
@@ -100,38 +100,3 @@ def build_core(config: Config, deployment: Deployment, loaded: LoadedModel, back
     )
     audit = Audit() if config.engine.audit else None
     return EngineCore(Scheduler(cache, limits, policies), executor, depth=config.engine.pipeline_depth, audit=audit)
-
-
-def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises `ConfigError` for a device that is not here."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device", name, "torch sees no CUDA device here; use cpu or auto")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise ConfigError("device", name, f"there are {torch.cuda.device_count()} CUDA devices, counted from 0")
-    return device
-
-
-def _facts(device: torch.device, loaded: LoadedModel, dtype: Dtype, backend: AttentionBackend) -> Facts:
-    if device.type == "cpu":
-        facts = cpu_facts(read_machine(), weights_bytes=loaded.weights_bytes, weights_dtype=dtype, weights_loaded=True)
-        return replace(facts, block_order=backend.block_order)
-    free, total = torch.cuda.mem_get_info(device)
-    return Facts(
-        device=str(device),
-        total_bytes=total,
-        available_bytes=free,
-        weights_bytes=loaded.weights_bytes,
-        weights_dtype=dtype,
-        weights_loaded=True,
-        process_bytes=max(0, total - free - loaded.weights_bytes),
-        cores=read_machine().cores,
-        granted_by=torch.cuda.get_device_name(device),
-        block_order=backend.block_order,
-    )
-
-
-def _dtype_of(dtype: torch.dtype) -> Dtype:
-    return dtype_named(str(dtype))
