@@ -33,7 +33,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter, PYTEST_ARGS='-k name' goes to pytest,"
-	@echo "  PROMPT='...' and ARGS='--max-tokens 40' go to octavo generate."
+	@echo "  PROMPT='...' and ARGS='--max-tokens 40' go to octavo generate, ARGS to octavo serve too."
 
 .PHONY: setup
 setup: $(DEV) $(MODEL)  ## Make .venv with octavo, its tools and the embedded model (the others call it)
@@ -41,6 +41,10 @@ setup: $(DEV) $(MODEL)  ## Make .venv with octavo, its tools and the embedded mo
 .PHONY: generate
 generate: $(DEV) $(MODEL)  ## Generate text with the embedded model: make generate PROMPT="..."
 	@$(RUN) -m octavo.cli.main generate "$$PROMPT" $(ARGS)
+
+.PHONY: serve
+serve: $(DEV) $(MODEL)  ## Serve the embedded model over HTTP: make serve ARGS="--port 8001"
+	@exec $(RUN) -m octavo.cli.main serve $(ARGS)
 
 .PHONY: test
 test: $(DEV) $(MODEL)  ## Run all tests: the pure ones with torch hidden, then the rest

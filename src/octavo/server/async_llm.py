@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 from octavo.config import Config
@@ -24,14 +23,44 @@ from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.scheduling.events import Event
 from octavo.scheduling.request import SamplingParams
 from octavo.server.engine_thread import Accepted, End, EngineThread, Submit
+from octavo.server.mailbox import Mailbox
 
 
-@dataclass(slots=True, eq=False)
-class _Mailbox:
-    """What a reader has not read yet."""
+class Opened:
+    """A request that the engine has accepted. Whoever opened it closes it, whatever happens."""
 
-    deltas: list[Delta] = field(default_factory=list)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, llm: AsyncLLM, prepared: Prepared, mailbox: Mailbox) -> None:
+        self.request_id = prepared.request_id
+        self.prompt_token_ids = prepared.prompt_token_ids
+        self._llm = llm
+        self._mailbox = mailbox
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has ended, and its last delta was taken."""
+        return self._mailbox.ended
+
+    def take(self) -> list[Delta]:
+        """What has come since the last call, at most one delta for each choice. Never waits."""
+        return self._mailbox.take()
+
+    async def read(self) -> list[Delta]:
+        """The same, waiting until there is something; empty once every choice has ended."""
+        while not self.ended:
+            await self._mailbox.arrived.wait()
+            self._mailbox.arrived.clear()
+            deltas = self.take()
+            if deltas:
+                return deltas
+        return []
+
+    def output(self) -> RequestOutput:
+        """Everything so far."""
+        return self._llm._streams.output(self.request_id)
+
+    def close(self) -> None:
+        """Forget the request; what has not ended is aborted, which frees its blocks on the next step."""
+        self._llm._leave(self.request_id)
 
 
 class AsyncLLM:
@@ -49,10 +78,10 @@ class AsyncLLM:
         self.observers: list[Observer] = []
         """Called in the event loop with the events of every step."""
         self._streams = Streams(engine.intake.tokenizer)
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._opening: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = EngineThread(engine.core, self._deliver)
+        self._thread = EngineThread(engine.core, self._deliver, recorder=engine.recorder)
         self._count = 0
 
     @classmethod
@@ -86,13 +115,12 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """Everything so far, each time there is more; the last one is finished."""
-        name = self._name(request_id)
-        await self._submit(name, prompt, sampling_params, priority)
+        opened = await self.submit(prompt, sampling_params, request_id, priority=priority)
         try:
-            async for _ in self._read(name):
-                yield self._streams.output(name)
+            while await opened.read():
+                yield opened.output()
         finally:
-            self._leave(name)
+            opened.close()
 
     async def stream(
         self,
@@ -103,14 +131,40 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncIterator[Delta]:
         """What each step added. Each choice ends with one delta that has a `finish_reason`."""
-        name = self._name(request_id)
-        await self._submit(name, prompt, sampling_params, priority)
+        opened = await self.submit(prompt, sampling_params, request_id, priority=priority)
         try:
-            async for deltas in self._read(name):
+            while deltas := await opened.read():
                 for delta in deltas:
                     yield delta
         finally:
-            self._leave(name)
+            opened.close()
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        arrived: asyncio.Event | None = None,
+    ) -> Opened:
+        """Open a request and return as soon as the engine has accepted it. `arrived` is set whenever it has news."""
+        self._start()
+        name = self._name(request_id)
+        if name in self._streams or name in self._opening:
+            raise RequestError("request_id", name, "is in use; give every open request its own")
+        prepared = self.engine.intake.prepare(name, prompt, sampling_params, priority=priority)
+        mailbox = Mailbox(len(prepared.requests), arrived or asyncio.Event())
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opening.add(name)
+        self._post(Submit(prepared, lambda answer: self._call(self._opened, prepared, mailbox, accepted, answer)))
+        try:
+            await accepted
+        except asyncio.CancelledError:
+            if name in self._streams:  # accepted, and left before the answer was read
+                self._leave(name)
+            raise
+        return Opened(self, prepared, mailbox)
 
     async def abort(self, request_id: str) -> bool:
         """End a request; its reader gets `finish_reason == "abort"`. False when it is not open."""
@@ -138,40 +192,20 @@ class AsyncLLM:
         self._count += 1
         return f"request-{self._count}" if request_id is None else request_id
 
-    async def _submit(self, name: str, prompt: Prompt, params: SamplingParams | None, priority: int) -> None:
-        self._start()
-        if name in self._streams or name in self._opening:
-            raise RequestError("request_id", name, "is in use; give every open request its own")
-        prepared = self.engine.intake.prepare(name, prompt, params, priority=priority)
-        loop = asyncio.get_running_loop()
-        opened: asyncio.Future[None] = loop.create_future()
-        self._opening.add(name)
-        self._post(Submit(prepared, lambda answer: self._call(self._opened, prepared, opened, answer)))
-        await opened
-
-    def _opened(self, prepared: Prepared, opened: asyncio.Future[None], answer: Accepted | OctavoError) -> None:
+    def _opened(
+        self, prepared: Prepared, mailbox: Mailbox, accepted: asyncio.Future[None], answer: Accepted | OctavoError
+    ) -> None:
         """The engine has answered a submission. Runs before the first event of its sequences is folded."""
         self._opening.discard(prepared.request_id)
         if isinstance(answer, OctavoError):
-            if not opened.done():
-                opened.set_exception(answer)
-        elif opened.done():  # whoever asked has left
+            if not accepted.done():
+                accepted.set_exception(answer)
+        elif accepted.done():  # whoever asked has left
             self._post(End(tuple(answer)))
         else:
             self._streams.open(prepared, answer)
-            self._mailboxes[prepared.request_id] = _Mailbox()
-            opened.set_result(None)
-
-    async def _read(self, name: str) -> AsyncIterator[list[Delta]]:
-        mailbox = self._mailboxes[name]
-        ended = 0
-        choices = len(self._streams.sequence_ids(name))
-        while ended < choices:
-            await mailbox.arrived.wait()
-            mailbox.arrived.clear()
-            deltas, mailbox.deltas = mailbox.deltas, []
-            ended += sum(delta.finish_reason is not None for delta in deltas)
-            yield deltas
+            self._mailboxes[prepared.request_id] = mailbox
+            accepted.set_result(None)
 
     def _leave(self, name: str) -> None:
         """The reader has left, at the end or early."""
@@ -187,9 +221,7 @@ class AsyncLLM:
         if batch.stopped and self._thread.dead is None:
             self._post(End(batch.stopped, "stop"))
         for delta in batch.deltas:
-            mailbox = self._mailboxes[delta.request_id]
-            mailbox.deltas.append(delta)
-            mailbox.arrived.set()
+            self._mailboxes[delta.request_id].put(delta)
 
     def _post(self, command: Submit | End) -> None:
         try:

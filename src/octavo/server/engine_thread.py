@@ -3,7 +3,8 @@
     any thread --post--> inbox --> [engine thread: submit, abort, step] --deliver--> one call a step
 
 Commands and replies are values; the core is touched by the engine thread alone. `deliver` is
-called in the engine thread and must return at once.
+called in the engine thread and must return at once. A request has arrived when it is posted, whatever
+step the engine is in. Another thread may read the core's state while it holds `core.guard`.
 
 Invariant: every `Submit` gets exactly one reply, also when the engine dies or is shut down.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from octavo.engine.engine import submit_all
 from octavo.engine.intake import Prepared
 from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.observe.recorder import FlightRecorder
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, FinishReason
 
@@ -50,11 +52,15 @@ class EngineThread:
         deliver: Callable[[list[Event]], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        recorder: FlightRecorder | None = None,
     ) -> None:
+        core.guard = threading.Lock()
+        core.timer = time.perf_counter
         self._core = core
+        self._recorder = recorder or FlightRecorder()
         self._deliver = deliver
         self._clock = clock
-        self._inbox: deque[Submit | End] = deque()
+        self._inbox: deque[tuple[Submit | End, float]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._draining = False
@@ -75,7 +81,7 @@ class EngineThread:
         with self._changed:
             if self._closing or self.dead is not None:
                 raise self.dead or EngineDeadError("the engine is shutting down")
-            self._inbox.append(command)
+            self._inbox.append((command, self._clock()))
             self._changed.notify()
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
@@ -90,14 +96,16 @@ class EngineThread:
     # -- the engine thread --------------------------------------------------------------------
 
     def _run(self) -> None:
-        reason = "the engine was shut down"
+        reason, pending = "the engine was shut down", list[Event]()
         try:
             while self._wait_for_work():
                 self._obey()
-                self._deliver(self._core.step(self._clock()))
+                self._hand_over(self._core.step(self._clock()))
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
             reason = f"the engine has failed: {type(error).__name__}: {error}"
-        self._end(reason)
+            pending = self._core.scheduler.drain_events()
+            self._recorder.dump(self._core, error, pending)
+        self._end(reason, pending)
 
     def _wait_for_work(self) -> bool:
         """False when it is time to stop."""
@@ -108,29 +116,34 @@ class EngineThread:
 
     def _obey(self) -> None:
         while self._inbox:
-            command = self._inbox.popleft()
+            command, arrived_s = self._inbox.popleft()
             if isinstance(command, Submit):
-                self._submit(command)
+                self._submit(command, arrived_s)
             else:
                 for sequence_id in command.sequence_ids:
                     self._core.abort(sequence_id, self._clock(), command.reason)
 
-    def _submit(self, command: Submit) -> None:
+    def _submit(self, command: Submit, arrived_s: float) -> None:
         try:
-            accepted = submit_all(self._core, command.prepared, self._clock())
+            accepted = submit_all(self._core, command.prepared, arrived_s)
         except RequestError as error:
             command.reply(error)
         else:
             command.reply(accepted)
 
-    def _end(self, reason: str) -> None:
-        """Last words: every open sequence ends with an error, every command in the inbox is answered."""
+    def _hand_over(self, events: list[Event]) -> None:
+        self._recorder.observe(events)
+        self._deliver(events)
+
+    def _end(self, reason: str, pending: list[Event]) -> None:
+        """Last words, after the `pending` events: every open sequence ends with an error, every command in
+        the inbox is answered."""
         with self._changed:
             self.dead = EngineDeadError(reason)
-            left = list(self._inbox)
+            left = [command for command, _ in self._inbox]
             self._inbox.clear()
         for command in left:
             if isinstance(command, Submit):
                 command.reply(self.dead)
-        self._deliver(self._core.fail(reason, self._clock()))
+        self._hand_over(pending + self._core.fail(reason, self._clock()))
         self._core.executor.close()

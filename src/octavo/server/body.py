@@ -1,0 +1,154 @@
+"""From the bytes of a request to one JSON object, strictly.
+
+Owns the size limit and everything that is wrong below the level of fields: not JSON, not UTF-8, keys
+given twice, NaN, numbers no machine holds, text that is no Unicode. Knows no field by name.
+
+Invariant: what comes back is a dict whose strings are all well-formed Unicode; a body over the limit
+is never held in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from octavo.errors import shorten
+from octavo.server.errors import ApiError
+
+OFF_LOOP_BYTES = 64 * 1024
+"""Bodies beyond this are parsed in a thread: the event loop has streams to serve."""
+MAX_DEPTH = 100
+"""Levels of lists and objects inside each other."""
+DISCARDED_BODIES = 8
+"""A body that is too large is read on, and thrown away, up to this many times the limit.
+
+A client that is still sending would miss an answer that comes earlier.
+"""
+
+
+async def read_object(request: Request, limit_bytes: int) -> dict[str, Any]:
+    """The JSON object in the body. Raises `ApiError`: 413, 415 or 400."""
+    _check_type(request)
+    raw = await _read(request, limit_bytes)
+    if len(raw) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(parse_object, raw)
+    return parse_object(raw)
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Raises `ApiError` (400) unless `raw` is one JSON object in UTF-8."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise _malformed(f"is not UTF-8 (byte {error.start})", code="invalid_utf8") from None
+    try:
+        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise _malformed(f"is not JSON ({error.msg.lower()}, {place})", code="invalid_json") from None
+    except RecursionError:
+        raise _malformed("is nested too deeply", code="invalid_json") from None
+    except ValueError:  # Python refuses to read an integer of thousands of digits
+        raise _malformed("holds a number of too many digits", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise _malformed(f"is JSON, but no object: {shorten(found)}", code="invalid_json")
+    if "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_inside(found)
+    return found
+
+
+def _check_type(request: Request) -> None:
+    kind, _, rest = request.headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != "application/json":
+        raise ApiError(
+            415,
+            f"Content-Type={shorten(kind)}: send the body as application/json "
+            "(with curl: -H 'Content-Type: application/json')",
+            code="unsupported_media_type",
+        )
+    charset = rest.partition("charset=")[2].strip(" \"'").lower()
+    if charset not in ("", "utf-8", "utf8"):
+        raise ApiError(415, f"charset={shorten(charset)}: JSON is sent as UTF-8", code="unsupported_media_type")
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise ApiError(
+            415, f"Content-Encoding={shorten(encoding)}: send the body uncompressed", code="unsupported_media_type"
+        )
+
+
+async def _read(request: Request, limit_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
+    if size > limit_bytes * DISCARDED_BODIES:
+        raise _too_large(f"{size:,}", limit_bytes)
+    parts: list[bytes] = []
+    got = 0
+    try:
+        async for part in request.stream():
+            got += len(part)
+            if got <= limit_bytes:
+                parts.append(part)
+            else:
+                parts.clear()
+            if got > limit_bytes * DISCARDED_BODIES:
+                break
+    except ClientDisconnect:
+        raise ApiError(400, "the client left before its request was complete", code="client_left") from None
+    if got > limit_bytes:
+        raise _too_large(f"{max(got, size):,}", limit_bytes)
+    return b"".join(parts)
+
+
+def _too_large(size: str, limit_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"body={size} bytes: at most {limit_bytes:,} are read; send less, or start with a larger --max-body-bytes",
+        code="request_too_large",
+    )
+
+
+def _malformed(what: str, *, code: str) -> ApiError:
+    return ApiError(400, f"body: {what}; send one JSON object in UTF-8", code=code)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        name = shorten(twice)[1:-1]  # printable, whatever the key is made of
+        raise ApiError(400, f"{name}: is there twice; send it once", param=name, code="duplicate_key")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise _malformed(f"holds {name}, which no JSON has", code="invalid_json")
+
+
+def _check_inside(found: dict[str, Any]) -> None:
+    """Refuse what is nested deeper than anything here is, and half a surrogate pair, which UTF-8 cannot spell."""
+    left: list[tuple[str, int, Any]] = [("", 0, found)]
+    while left:
+        path, depth, value = left.pop()
+        if isinstance(value, str):
+            _check_text(path, value)
+        elif isinstance(value, (dict, list)):
+            if depth >= MAX_DEPTH:
+                raise _malformed(f"is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+            if isinstance(value, dict):
+                for key in value:
+                    _check_text(path, key)
+                left.extend((f"{path}.{key}" if path else key, depth + 1, item) for key, item in value.items())
+            else:
+                left.extend((f"{path}[{i}]", depth + 1, item) for i, item in enumerate(value))
+
+
+def _check_text(path: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = f"{path or 'body'}={shorten(text)}: holds half of a surrogate pair; send well-formed Unicode"
+        raise ApiError(400, message, param=path or None, code="invalid_unicode") from None

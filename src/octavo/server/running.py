@@ -1,0 +1,158 @@
+"""Runs the app on uvicorn: the socket, the moment of readiness, signals, the drain, the end.
+
+    bind -> load the model -> one trial token -> listen -> "ready" -> SIGTERM -> drain -> exit
+
+Owns signals: the first SIGTERM or SIGINT drains, the second ends the process at once. The socket is
+bound before the model loads, so that a port in use is told at once, and listens only when the server
+can answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from octavo.errors import ConfigError
+from octavo.server.app import create_app
+from octavo.server.service import Service
+from octavo.server.settings import ServerSettings
+
+KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections, so that they close them and never meet a closed one."""
+LAST_WORDS_S = 5
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Say = Callable[[str], None]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signals: here a drain comes before its shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """A socket on the address asked for, not listening yet. Raises `ConfigError`."""
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError("host", settings.host, f"cannot be found ({error.strerror or error})") from None
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            "port", settings.port, f"cannot be used on {settings.host} ({(error.strerror or str(error)).lower()}); "
+            "choose another with --port, or 0 for a free one",
+        ) from None  # fmt: skip
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """The URL that reaches this socket from here."""
+    host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def run(service: Service, bound: socket.socket, say: Say) -> int:
+    """Serve until a signal, or until cancelled. Returns the exit code: 0 after a drain, 1 when the engine died."""
+    config = uvicorn.Config(
+        create_app(service),
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        root_path=service.settings.root_path,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+    )
+    server = _Server(config)
+    await service.start()
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    announcing = asyncio.create_task(_announce(server, serving, service, bound, say))
+    stopping = _on_signals(service, server, say)
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await serving
+        raise
+    finally:
+        announcing.cancel()
+        stopping.close()
+        alive = service.lifecycle.engine_alive
+        await service.stop()
+    return 0 if alive else 1
+
+
+async def _announce(
+    server: uvicorn.Server, serving: asyncio.Task[None], service: Service, bound: socket.socket, say: Say
+) -> None:
+    """Say that it is ready once it is."""
+    while not server.started and not serving.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)  # uvicorn has no event for it
+    if server.started:
+        say(ready_line(service, address_of(bound)))
+
+
+def ready_line(service: Service, url: str) -> str:
+    name = service.model_names[0]
+    key = ' -H "Authorization: Bearer $KEY"' if service.settings.api_keys else ""
+    if service.tokens.has_chat_template:
+        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+    elif service.tokens.has_tokenizer:
+        path, asked = "completions", '"prompt": "Once upon a time", "max_tokens": 40'
+    else:
+        path, asked = "completions", '"prompt": [1, 2, 3], "max_tokens": 40'
+    return (
+        f"ready: {url} serves {name}. Open it in a browser, or try:\n"
+        f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{{asked}}}'"
+    )
+
+
+def _on_signals(service: Service, server: uvicorn.Server, say: Say) -> contextlib.ExitStack:
+    """The first signal drains, the second ends the process. Elsewhere than in the main thread, none is caught."""
+    loop = asyncio.get_running_loop()
+    stack = contextlib.ExitStack()
+    drains: list[asyncio.Task[None]] = []
+
+    def received(number: int) -> None:
+        if drains:
+            sys.stderr.flush()
+            os._exit(128 + number)
+        left = service.lifecycle.in_progress
+        say(f"{signal.Signals(number).name}: {left} to finish, no new ones are taken; again to end at once")
+        drains.append(loop.create_task(drain(service, server)))
+
+    for number in SIGNALS:
+        try:
+            loop.add_signal_handler(number, received, number)
+        except (RuntimeError, ValueError):  # not the main thread: whoever runs it there ends it there
+            break
+        stack.callback(loop.remove_signal_handler, number)
+    return stack
+
+
+async def drain(service: Service, server: uvicorn.Server) -> None:
+    """Take nothing new, let what is in progress end, then let the server end."""
+    service.lifecycle.start_draining()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(service.settings.shutdown_timeout_s):
+            await service.lifecycle.idle()
+    server.should_exit = True

@@ -1,0 +1,77 @@
+"""`Service`: what the endpoints share. The engine, its tokenizer, the queue's bounds, the state of the server.
+
+Owns the wiring of event folds and the name of the model. Knows no route.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from octavo.errors import shorten
+from octavo.observe.metrics import Metrics
+from octavo.scheduling.request import SamplingParams
+from octavo.server.async_llm import AsyncLLM
+from octavo.server.errors import CONTEXT, ApiError
+from octavo.server.lifecycle import Lifecycle
+from octavo.server.limits import WaitingRoom
+from octavo.server.request_log import RequestLog
+from octavo.server.settings import ServerSettings
+from octavo.server.tokens import Tokens
+
+
+class Service:
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.created = int(time.time())
+        own_name = llm.engine.model_name or "model"
+        self.model_names = settings.served_model_names or (own_name,)
+        self.metrics = Metrics(llm.engine.core, self.model_names[0])
+        self.tokens = Tokens(llm.engine.intake.tokenizer, template=settings.chat_template)
+        self.lifecycle = Lifecycle(lambda: llm.is_alive)
+        self.room = WaitingRoom(settings.queue)
+        self.log = RequestLog(enabled=settings.enable_log_requests, max_prompt_chars=settings.max_log_len)
+        scheduler = llm.engine.core.scheduler
+        self.context = scheduler.limits.max_model_len
+        self.pool_tokens = scheduler.cache.max_tokens_per_sequence()
+
+    async def start(self) -> None:
+        """Start the engine and let it generate one token: from then on the server can really answer."""
+        prompt = {"prompt_token_ids": [1 if self.llm.engine.core.scheduler.limits.vocab_size > 1 else 0]}
+        async for delta in self.llm.stream(prompt, SamplingParams(max_tokens=1, seed=0, temperature=0.0)):
+            if delta.error is not None:
+                raise RuntimeError(f"the first step failed: {delta.error}")
+        # What people see starts at zero: the folds begin after the trial.
+        self.llm.observers += [self.room.observe, self.metrics.observe]
+        self.lifecycle.now_ready()
+
+    async def stop(self) -> None:
+        await self.llm.shutdown()
+        self.tokens.close()
+        self.log.close()
+
+    def model_named(self, name: str | None) -> str:
+        """The name to answer with. Raises `ApiError` (404) for a model that is not here."""
+        if name is None or name in self.model_names:
+            return name or self.model_names[0]
+        raise ApiError(404, f"model={shorten(name)}: is not served here; use {' or '.join(self.model_names)}",
+                       param="model", code="model_not_found")  # fmt: skip
+
+    def require_fits(self, param: str, prompt: Sequence[int], max_tokens: int | None) -> None:
+        """Raises `ApiError` for a prompt that leaves no room for an answer."""
+        most = min(self.context, self.pool_tokens + 1)
+        if len(prompt) < most or (max_tokens == 0 and len(prompt) <= self.context):
+            return
+        why = (
+            f"the context holds {self.context}"
+            if most == self.context
+            else f"the KV cache holds {self.pool_tokens} (start the server with a larger one)"
+        )
+        raise ApiError(400, f"{param}={len(prompt)} tokens: too long, {why}; send at most {most - 1}, "
+                            "so that there is room for an answer", param=param, code=CONTEXT)  # fmt: skip
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,129 @@
+"use strict";
+// The live counters and the chat box. Text from the model is only ever set as text, never as HTML.
+const body = document.body, root = body.dataset.root, byId = (id) => document.getElementById(id);
+const isChat = body.dataset.mode === "chat";
+const talk = byId("talk"), form = byId("ask"), text = byId("text"), key = byId("key");
+let history = [], running = null, before = null;
+
+key.hidden = body.dataset.needsKey !== "yes";
+
+function headers() {
+  const all = { "Content-Type": "application/json" };
+  if (key.value) all.Authorization = "Bearer " + key.value;
+  return all;
+}
+
+const number = (value) => value.toLocaleString("en");
+const sum = (values) => typeof values === "number" ? values : Object.values(values).reduce((all, one) => all + one, 0);
+
+async function refresh() {
+  let state = "gone";
+  try {
+    const answer = await fetch(root + "/stats", { headers: headers(), cache: "no-store" });
+    if (answer.ok) {
+      const now = await answer.json(), at = performance.now();
+      state = now.state;
+      const output = now.time_to_first_token_seconds.count + now.inter_token_latency_seconds.count;
+      const waiting = sum(now.waiting_sequences);
+      byId("running").textContent = number(now.active_sequences);
+      byId("waiting").textContent = number(waiting);
+      if (before) byId("rate").textContent = ((output - before.output) * 1000 / (at - before.at)).toFixed(1);
+      byId("output").textContent = number(output);
+      byId("requests").textContent = number(sum(now.finished_total) + now.active_sequences + waiting);
+      byId("preemptions").textContent = number(sum(now.preemptions_total));
+      byId("blocks").textContent = number(sum(now.kv_bytes_used)) + " of " + number(now.kv_capacity_bytes) + " B";
+      byId("pool").value = now.kv_usage;
+      before = { output, at };
+    } else {
+      state = answer.status === 401 ? "needs a key" : "HTTP " + answer.status;
+    }
+  } catch { /* the server is gone: said below */ }
+  byId("state").textContent = state;
+  byId("state").className = "state " + state.split(" ")[0];
+  setTimeout(refresh, document.hidden ? 5000 : 1000);
+}
+
+function turn(who, content) {
+  const element = document.createElement("div");
+  element.className = "turn " + who;
+  element.dataset.who = who;
+  element.textContent = content;
+  talk.append(element);
+  talk.scrollTop = talk.scrollHeight;
+  return element;
+}
+
+function cost(usage, seconds) {
+  const record = usage.octavo[0], element = document.createElement("div");
+  element.className = "cost";
+  const first = record ? ", first after " + (record.queue_time + record.prefill_time).toFixed(2) + " s" : "";
+  const rate = usage.completion_tokens / seconds;
+  element.textContent = usage.prompt_tokens + " tokens in, " + usage.completion_tokens + " out" + first
+    + ", " + rate.toFixed(1) + " tokens/s";
+  talk.append(element);
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      yield JSON.parse(data);
+    }
+  }
+}
+
+async function ask(asked) {
+  turn("user", asked);
+  const reply = turn("assistant", ""), begun = performance.now();
+  const wanted = { stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("limit").value) || 256 };
+  if (byId("temperature").value !== "") wanted.temperature = Number(byId("temperature").value);
+  if (isChat) wanted.messages = [...history, { role: "user", content: asked }];
+  else wanted.prompt = asked;
+  running = new AbortController();
+  byId("stop").hidden = false;
+  byId("send").disabled = true;
+  let answer = "";
+  try {
+    const response = await fetch(root + (isChat ? "/v1/chat/completions" : "/v1/completions"),
+      { method: "POST", headers: headers(), body: JSON.stringify(wanted), signal: running.signal });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      const choice = event.choices[0];
+      if (choice) answer += (isChat ? choice.delta.content : choice.text) || "";
+      reply.textContent = answer;
+      talk.scrollTop = talk.scrollHeight;
+      if (event.usage) cost(event.usage, (performance.now() - begun) / 1000);
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") turn("error", error.message);
+  }
+  if (answer) history.push({ role: "user", content: asked }, { role: "assistant", content: answer });
+  running = null;
+  byId("stop").hidden = true;
+  byId("send").disabled = false;
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const asked = text.value.trim();
+  if (!asked || running) return;
+  text.value = "";
+  ask(asked);
+});
+text.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    form.requestSubmit();
+  }
+});
+byId("stop").addEventListener("click", () => running?.abort());
+byId("clear").addEventListener("click", () => { running?.abort(); history = []; talk.replaceChildren(); text.focus(); });
+refresh();
