@@ -59,16 +59,32 @@ def test_every_runtime_line_is_there_with_its_formula() -> None:
 
 def test_the_formulas_are_what_they_say() -> None:
     lines = predicted()
-    # residual, its norm and one more of 64; the MLP's three of 160 are wider than attention's 2 x 64 + 2 x 32
-    assert lines["temporary buffers"] == 128 * (3 * 64 + 3 * 160) * 2
-    assert lines["logits"] == 8 * 1000 * 4 * 3
+    # four of the residual's 64, cosine and sine of 16, and the MLP's three of 160, which are wider than attention's
+    # 2 x 64 + 2 x 32; on CPU twice that
+    assert lines["temporary buffers"] == 128 * (4 * 64 + 2 * 16 + 3 * 160) * 2 * 2
+    # as the model makes them and in float32, and all 8 rows sorted
+    assert lines["logits"] == 8 * 1000 * (2 + 4) + 8 * 1000 * 68
     # one layer keeps 2 x 2 x 16 values a token; the mask is 128 queries by 512 positions
-    assert lines["attention workspace"] == 512 * (2 * 2 * 16 * 2) * 5 // 4 + 128 * 512 * 2
+    tile = 8 * 512 * (2 * 2 * 16 * 2)
+    assert lines["attention workspace"] == tile * 5 // 4 + 128 * 512 * 2
     # 8 rows x 32 blocks in two tables, token ids of 8 x 512 positions capped by the pool's 1600, columns
     assert lines["block tables and token columns"] == 2 * 8 * 32 * 4 + 1600 * 4 + 8 * 256
     assert lines["allocator metadata"] == 100 * 32
     assert lines["other engine state"] == 12345
     assert lines["kernels"] == lines["graph captures"] == 0
+
+
+def test_the_sampler_sorts_no_more_rows_at_a_time_than_it_has_room_for() -> None:
+    lines = predicted(replace(LIMITS, max_num_batched_tokens=4096, max_num_seqs=4096, compute_dtype=FP32))
+    assert lines["logits"] == 4096 * 1000 * 4 + 2**20 // 1000 * 1000 * 68
+
+
+def test_the_workspace_is_a_tile_or_the_longest_sequence_whichever_is_larger() -> None:
+    token = 2 * 2 * 16 * 2
+    many_short = predicted(replace(LIMITS, max_num_seqs=128, max_model_len=512))
+    assert many_short["attention workspace"] == 3 * 2**20 * 5 // 4 + 128 * 512 * 2
+    long = 10**6
+    assert predicted(replace(LIMITS, max_model_len=long))["attention workspace"] == long * (token * 5 // 4 + 128 * 2)
 
 
 def test_a_gpu_pays_for_its_context() -> None:
@@ -84,9 +100,12 @@ def test_a_gpu_pays_for_its_context() -> None:
 def test_a_larger_step_never_needs_less(tokens: int, seqs: int, length: int, blocks: int) -> None:
     small = replace(LIMITS, max_num_batched_tokens=tokens, max_num_seqs=seqs, max_model_len=length, kv_blocks=blocks)
     large = replace(
-        small, max_num_batched_tokens=tokens + 1, max_num_seqs=seqs + 1, max_model_len=length + 1, kv_blocks=blocks + 1,
-        compute_dtype=FP32,
-    )  # fmt: skip
+        small,
+        max_num_batched_tokens=tokens + 1,
+        max_num_seqs=seqs + 1,
+        max_model_len=length + 1,
+        kv_blocks=blocks + 1,
+    )
     before, after = predicted(small), predicted(large)
     assert all(before[label] <= after[label] for label in before)
 
@@ -112,7 +131,7 @@ def test_measured_stands_beside_predicted() -> None:
     assert found.weights.predicted_bytes == 1000
     assert found.weights.measured_bytes == 1100
     assert found.total_bytes == ledger.total_bytes
-    assert found.measured_total_bytes == ledger.total_bytes + 100 + 5 - 8 * 1000 * 4 * 3
+    assert found.measured_total_bytes == ledger.total_bytes + 100 + 5 - predicted()["logits"]
     assert ledger.weights.measured_bytes is None, "a ledger is a value"
 
 

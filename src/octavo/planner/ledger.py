@@ -21,6 +21,14 @@ CUDA_CONTEXT_BYTES = 512 * 2**20
 """What a CUDA context, its libraries' kernels and a matmul workspace are taken to need, until measured."""
 QUERY_ROWS = 256
 """Queries that the reference attention masks together."""
+TILE_BYTES = 3 << 20
+"""Keys and values that the reference attention gathers for several short sequences together."""
+DRAWN_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Logits that the sampler works on together."""
+DRAW_BYTES = 68
+"""Bytes that it needs for each of them where top-p makes it sort a whole vocabulary (measured)."""
+CPU_ALLOCATOR_SLACK = 2
+"""Resident over live bytes of a step's activations on CPU: 1.8 to 2.1 times, measured at 128 to 512 tokens."""
 
 TEMPORARY = "temporary buffers"
 LOGITS = "logits"
@@ -154,16 +162,20 @@ def predict_runtime(geometry: ModelGeometry, limits: StepLimits) -> tuple[Line, 
 
 
 def _temporary(geometry: ModelGeometry, limits: StepLimits) -> Line:
-    """The widest moment of a layer: residual and its norm, with either the attention's or the MLP's activations."""
+    """The widest moment of a layer: four of the residual's width, the rotation's tables, and the wider half."""
     hidden = geometry.hidden_size
     q_width, kv_width = _attention_widths(geometry)
+    rotation = 2 * q_width // geometry.num_attention_heads if geometry.num_attention_heads else 0
     mlp = geometry.intermediate_size if geometry.intermediate_size is not None else 4 * hidden
     widest = max(2 * q_width + kv_width, 3 * mlp)
-    per_token = limits.compute_dtype.bytes_for((3 * hidden + widest,))
+    per_token = limits.compute_dtype.bytes_for((4 * hidden + rotation + widest,))
     basis = (
-        f"predicted: {limits.max_num_batched_tokens:,} tokens x (3 x hidden {hidden:,} + the wider of attention "
-        f"{2 * q_width + kv_width:,} and MLP 3 x {mlp:,}) x {limits.compute_dtype}"
+        f"predicted: {limits.max_num_batched_tokens:,} tokens x (4 x hidden {hidden:,} + {rotation:,} of rotation "
+        f"+ the wider of attention {2 * q_width + kv_width:,} and MLP 3 x {mlp:,}) x {limits.compute_dtype}"
     )
+    if limits.device == "cpu":
+        per_token *= CPU_ALLOCATOR_SLACK
+        basis += f" x {CPU_ALLOCATOR_SLACK} for what the C allocator keeps between pieces of different size"
     return Line(TEMPORARY, limits.max_num_batched_tokens * per_token, basis)
 
 
@@ -178,27 +190,32 @@ def _attention_widths(geometry: ModelGeometry) -> tuple[int, int]:
 
 
 def _logits(geometry: ModelGeometry, limits: StepLimits) -> Line:
+    """All rows' logits, and the sampler's temporaries for the rows that it draws from together, each fully sorted."""
     vocab = geometry.vocab_size or 0
-    basis = (
-        f"predicted: {limits.max_num_seqs:,} sequences x vocabulary {vocab:,} x {LOGIT_BYTES} B "
-        "x 3 (logits, sorted or masked copy, probabilities)"
-    )
     if not vocab:
-        basis = "predicted: 0, since the config names no vocabulary size"
-    return Line(LOGITS, 3 * limits.max_num_seqs * vocab * LOGIT_BYTES, basis)
+        return Line(LOGITS, 0, "predicted: 0, since the config names no vocabulary size")
+    each = LOGIT_BYTES if limits.compute_dtype.bits == 8 * LOGIT_BYTES else LOGIT_BYTES + limits.compute_dtype.bits // 8
+    drawn = min(limits.max_num_seqs, max(1, DRAWN_ELEMENTS.get(limits.device, DRAWN_ELEMENTS["cpu"]) // vocab))
+    basis = (
+        f"predicted: vocabulary {vocab:,} x ({limits.max_num_seqs:,} sequences x {each} B + {drawn:,} sorted at a time "
+        f"x {DRAW_BYTES} B)"
+    )
+    return Line(LOGITS, vocab * (limits.max_num_seqs * each + drawn * DRAW_BYTES), basis)
 
 
 def _workspace(geometry: ModelGeometry, limits: StepLimits) -> Line:
-    """Keys and values of the longest sequence gathered for one layer (kept, a quarter over), and one mask."""
+    """Keys and values gathered for one layer (kept, a quarter over): the longest sequence or a tile; and one mask."""
     gathered = max((_gather_bytes(state) for state in geometry.layers), default=0)
     queries = min(QUERY_ROWS, limits.max_num_batched_tokens)
     mask = queries * limits.compute_dtype.bytes_for((limits.max_model_len,))
-    size = limits.max_model_len * gathered * 5 // 4 + mask
+    longest = limits.max_model_len * gathered
+    kept = max(longest, min(TILE_BYTES, limits.max_num_seqs * longest))
+    what = f"{limits.max_model_len:,} positions x {gathered:,} B" if kept == longest else f"a tile of {kept:,} B"
     basis = (
-        f"predicted: {limits.max_model_len:,} positions x {gathered:,} B of one layer's gathered keys and values "
-        f"x 5/4 + a mask of {queries} x {limits.max_model_len:,}"
+        f"predicted: {what} of one layer's gathered keys and values x 5/4 "
+        f"+ a mask of {queries} x {limits.max_model_len:,}"
     )
-    return Line(WORKSPACE, size, basis)
+    return Line(WORKSPACE, kept * 5 // 4 + mask, basis)
 
 
 def _gather_bytes(state: object) -> int:

@@ -1,0 +1,41 @@
+"""Starts an engine for a command: progress on a terminal while it loads, and interpreters kept quiet.
+
+Owns what people see between pressing return and the start table. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import Config
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+
+Tell = Callable[[str, float], None]
+
+
+def start_engine(asked: Mapping[str, Any], *, quiet: bool) -> Engine:
+    """Check what was asked, which takes no time, then load. Raises `ConfigError` or `ModelError`."""
+    config = Config.from_kwargs(**asked)
+    with _progress(shown=not quiet and sys.stderr.isatty()) as tell:
+        from octavo.engine.build import build_engine
+
+        return build_engine(config, tell)
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[Tell]:
+    if not shown:
+        yield lambda stage, fraction: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda stage, fraction: bar.update(task, description=stage, completed=fraction)
