@@ -15,6 +15,7 @@ from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.cache import KVCache
 from octavo.models.load import LoadedModel, Progress, load_checkpoint
+from octavo.models.observe import require_geometry
 from octavo.models.rope import fix_rope
 from octavo.models.verify import require_served
 from octavo.policy.bundle import Policies
@@ -50,6 +51,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     backend = ReferenceAttention()
     weights_dtype = dtype_named(str(loaded.dtype))
     geometry = geometry_from_config(loaded.config_json, kv_dtype_for(config, weights_dtype))
+    require_geometry(loaded.model, geometry.layers)
     facts = device_facts(
         device,
         weights_bytes=loaded.weights_bytes,
