@@ -16,6 +16,7 @@ from octavo.engine.intake import Intake, Prepared, Prompt
 from octavo.engine.outputs import Batch, RequestOutput
 from octavo.engine.streams import Streams
 from octavo.errors import EngineDeadError, RequestError
+from octavo.observe.recorder import FlightRecorder
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event
 from octavo.scheduling.request import SamplingParams
@@ -39,6 +40,8 @@ class Engine:
         self.deployment = deployment
         self.observers: list[Observer] = []
         """Called with the events of every step, in order."""
+        self.recorder = FlightRecorder()
+        """What is written down when the engine fails."""
         self.model_name = ""
         self.notes: tuple[str, ...] = ()
         """What loading found worth saying."""
@@ -47,6 +50,7 @@ class Engine:
         self.cause: Exception | None = None
         self._streams = Streams(intake.tokenizer)
         self._clock = clock
+        core.timer = time.perf_counter
 
     def add(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
@@ -81,7 +85,9 @@ class Engine:
             events = self.core.step(self._clock())
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
             self.dead, self.cause = f"{type(error).__name__}: {error}", error
-            events = self.core.fail(self.dead, self._clock())
+            events = self.core.scheduler.drain_events()
+            self.recorder.dump(self.core, error, events)
+            events += self.core.fail(self.dead, self._clock())
         batch = self._observe(events)
         for sequence_id in batch.stopped:
             self.core.abort(sequence_id, self._clock(), "stop")
@@ -108,6 +114,7 @@ class Engine:
         self.core.executor.close()
 
     def _observe(self, events: list[Event]) -> Batch:
+        self.recorder.observe(events)
         for observer in self.observers:
             observer(events)
         return self._streams.fold(events)

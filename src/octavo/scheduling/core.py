@@ -2,15 +2,22 @@
 
 Depth 0: plan, run, learn. Depth 1: plan the next step before the last one is learned of, so that
 deciding overlaps computing; a sequence that ended meanwhile has one step computed in vain.
+
+Whoever drives the core may set `timer` (the parts of each step are then timed; no decision reads
+it) and `guard` (held while requests, tables or blocks change, never while a step computes, so that
+another thread which holds it reads them at rest).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.scheduling.audit import Audit
-from octavo.scheduling.events import Event, FinishReason
+from octavo.scheduling.events import Event, FinishReason, StepEnded
 from octavo.scheduling.plan import Executor, StepPlan
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
@@ -23,16 +30,21 @@ class EngineCore:
         self.scheduler = scheduler
         self.executor = executor
         self.depth = depth
+        self.timer: Callable[[], float] | None = None
+        self.guard: AbstractContextManager[Any] = nullcontext()
         self._audit = audit
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight: deque[tuple[StepPlan, float, float]] = deque()
+        """Plans with the seconds that deciding and submitting each took."""
 
     def submit(self, request: Request, now: float) -> int:
-        """Queue a request; returns its sequence id. Raises `RequestError`, having changed nothing."""
-        return self.scheduler.submit(request, now)
+        """Queue a request; returns its sequence id. Raises `RequestError`, having queued nothing."""
+        with self.guard:
+            return self.scheduler.submit(request, now)
 
     def abort(self, sequence_id: int, now: float, reason: FinishReason = "abort") -> bool:
         """End a sequence at any moment; `stop` when its text met a stop string. False when it has ended already."""
-        return self.scheduler.abort(sequence_id, now, reason)
+        with self.guard:
+            return self.scheduler.abort(sequence_id, now, reason)
 
     @property
     def has_work(self) -> bool:
@@ -40,19 +52,43 @@ class EngineCore:
 
     def step(self, now: float) -> list[Event]:
         """Plan a step, run it, learn of the oldest one due. Returns what happened since the last call."""
-        plan = self.scheduler.schedule(now)
+        timer = self.timer or _no_time
+        begun = timer()
+        with self.guard:
+            plan = self.scheduler.schedule(now)
         if plan is not None:
+            scheduled = timer()
             self.executor.submit(plan)
-            self._in_flight.append(plan)
+            self._in_flight.append((plan, scheduled - begun, timer() - scheduled))
+        ended = None
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
-            learned = self._in_flight.popleft()
-            result = self.executor.collect()
-            self.scheduler.commit(learned, result, result.finished_s)
+            ended = self._learn(timer)
         if self._audit is not None:
             self._audit.after_step(self.scheduler, plan)
-        return self.scheduler.drain_events()
+        events = self.scheduler.drain_events()
+        if ended is not None:
+            events.append(ended)
+        return events
 
     def fail(self, error: str, now: float) -> list[Event]:
         """The executor is gone: end every sequence with `error`. No step may follow."""
-        self.scheduler.fail_all(error, now)
+        with self.guard:
+            self.scheduler.fail_all(error, now)
         return self.scheduler.drain_events()
+
+    def _learn(self, timer: Callable[[], float]) -> StepEnded:
+        plan, schedule_s, execute_s = self._in_flight.popleft()
+        waited = timer()
+        result = self.executor.collect()
+        collected = timer()
+        with self.guard:
+            self.scheduler.commit(plan, result, result.finished_s)
+        if self.timer is None:
+            return StepEnded(result.finished_s, plan.number, plan.planned_s)
+        execute_s += collected - waited
+        commit_s = timer() - collected
+        return StepEnded(result.finished_s, plan.number, plan.planned_s, schedule_s, execute_s, commit_s)
+
+
+def _no_time() -> float:
+    return 0.0

@@ -14,6 +14,8 @@ from octavo.scheduling.plan import TokenLogprobs
 FinishReason = Literal["stop", "length", "abort", "error"]
 Resource = Literal["none", "kv_blocks", "token_budget", "sequence_limit", "compute"]
 """What bound a step: `compute` when nothing waits, `none` when work waits and nothing bound it."""
+RefusalReason = Literal["never_fits", "queue_full", "invalid"]
+"""Larger than the whole pool; too many wait already; wrong in itself (a field, a type, past the context)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ class Submitted:
     sequence_id: int
     request_id: str
     input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was turned away. The core emits it for what it refuses, a front end for what never reached the core."""
+
+    now: float
+    request_id: str
+    reason: RefusalReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +101,31 @@ class StepTokens:
     number: int
     sequence_ids: Int64
     tokens: Int32
+    rows: Int32
+    """Seat of each sequence, as in its last `Admitted`."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By sequence id."""
 
     def pairs(self) -> list[tuple[int, int]]:
         """(sequence id, token id), the form handed to a front end."""
         return list(zip(self.sequence_ids.tolist(), self.tokens.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """A plan has been learned of; every plan gets one, whether it yielded tokens or not.
+
+    The parts are seconds of the thread that drives the core, all for this plan: deciding it, in the
+    executor (submitting and collecting), learning of it. None where the core has no timer.
+    """
+
+    now: float
+    """When the executor finished, on the time line of `planned_s`."""
+    number: int
+    planned_s: float
+    schedule_s: float | None = None
+    execute_s: float | None = None
+    commit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +139,4 @@ class Finished:
     error: str | None = None
 
 
-Event = Submitted | Admitted | Preempted | StepPlanned | StepTokens | Finished
+Event = Submitted | Refused | Admitted | Preempted | StepPlanned | StepTokens | StepEnded | Finished

@@ -17,7 +17,7 @@ from collections.abc import Sequence as ListLike
 
 import numpy as np
 
-from octavo.errors import PolicyError, RequestError
+from octavo.errors import CapacityError, PolicyError, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.values import Int32, Int64
 from octavo.policy.bundle import Policies
@@ -29,6 +29,8 @@ from octavo.scheduling.events import (
     Finished,
     FinishReason,
     Preempted,
+    RefusalReason,
+    Refused,
     RequestRecord,
     StepPlanned,
     StepTokens,
@@ -60,9 +62,15 @@ class Scheduler:
     # -- requests -----------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> int:
-        """Queue a request; returns its sequence id. Raises `RequestError`, having changed nothing."""
-        limit = checked_limit(request, self.limits, self.cache, self.policies.allocation)
+        """Queue a request; returns its sequence id. Raises `RequestError`, having queued nothing."""
+        try:
+            limit = checked_limit(request, self.limits, self.cache, self.policies.allocation)
+        except RequestError as error:
+            reason: RefusalReason = "never_fits" if isinstance(error, CapacityError) else "invalid"
+            self._events.append(Refused(now, request.request_id, reason))
+            raise
         if self.limits.max_waiting is not None and len(self.waiting) >= self.limits.max_waiting:
+            self._events.append(Refused(now, request.request_id, "queue_full"))
             raise RequestError("request", request.request_id, f"{len(self.waiting)} requests wait already; try later")
         sequence = Sequence(self._next_sequence, request, arrival_s=now, limit=limit)
         self._next_sequence += 1
@@ -227,7 +235,7 @@ class Scheduler:
         if result.logprobs:
             wanted = range(plan.chunks) if isinstance(got, slice) else got.tolist()
             logprobs = {int(plan.sequence_ids[i]): result.logprobs[i] for i in wanted if i in result.logprobs}
-        self._events.append(StepTokens(now, plan.number, sequence_ids, tokens, logprobs))
+        self._events.append(StepTokens(now, plan.number, sequence_ids, tokens, rows, logprobs))
         for row in rows[self.running.known[rows] - self.running.prompt[rows] == 1].tolist():
             self.running.sequence(row).first_token_s = now
         stopped, full = self.running.ended_by(rows, tokens)
