@@ -29,6 +29,21 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 UNWANTED = "OPENBLAS_CORETYPE"
 """A hint that slows numpy down on every machine but the one it was set for; figures are taken without it."""
 
+COLUMNS = {
+    "s": 9,
+    "CPU s": 9,
+    "out tok/s": 11,
+    "all tok/s": 11,
+    "TTFT p50": 10,
+    "p99": 9,
+    "TPOT p50": 10,
+    "p99 ": 8,
+    "steps": 7,
+    "equal": 8,
+    "time": 8,
+}
+"""Headings and widths; `time` is relative to the first engine."""
+
 
 class Runner(Protocol):
     name: str
@@ -171,17 +186,23 @@ def settings_for(workload: Workload, options: argparse.Namespace) -> Any:
 def print_comparison(workload: Workload, rows: list[dict[str, Any]], settings: Any) -> None:
     count = len(workload.jobs)
     print(f"\n{workload.described()}; KV cache {settings.kv_blocks * settings.block_tokens:,} tokens")
-    print(
-        f"{'engine':<32} {'s':>7} {'CPU s':>7} {'out tok/s':>9} {'all tok/s':>9} {'TTFT p50':>9} {'p99':>8} {'TPOT p50':>9} "
-        f"{'p99':>7} {'steps':>6} {'equal':>7} {'slower by':>9}"
-    )
+    print(f"{'engine':<32}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()))
     for row in rows:
-        print(
-            f"{row['engine']:<32} {row['seconds']:>7.2f} {row['cpu_seconds']:>7.2f} "
-            f"{row['output_tokens_per_s']:>9.1f} {row['total_tokens_per_s']:>9.1f} {_seconds(row['ttft_p50_s']):>9} {_seconds(row['ttft_p99_s']):>8} "
-            f"{_milli(row['tpot_p50_s']):>9} {_milli(row['tpot_p99_s']):>7} {row['steps']:>6} "
-            f"{row['equal_outputs']:>3}/{count:<3} {row['seconds'] / rows[0]['seconds']:>8.2f}x"
+        values = (
+            f"{row['seconds']:.2f}",
+            f"{row['cpu_seconds']:.2f}",
+            f"{row['output_tokens_per_s']:.1f}",
+            f"{row['total_tokens_per_s']:.1f}",
+            _seconds(row["ttft_p50_s"]),
+            _seconds(row["ttft_p99_s"]),
+            _milli(row["tpot_p50_s"]),
+            _milli(row["tpot_p99_s"]),
+            str(row["steps"]),
+            f"{row['equal_outputs']}/{count}",
+            f"{row['seconds'] / rows[0]['seconds']:.2f}x",
         )
+        cells = zip(values, COLUMNS.values(), strict=True)
+        print(f"{row['engine']:<32}" + "".join(f"{value:>{width}}" for value, width in cells))
     print(f"TTFT in s, TPOT in ms; equal: requests with the same tokens as {rows[0]['engine']}")
 
 

@@ -7,7 +7,7 @@ cache after each step. Building the engine is not timed, sampling the waste is (
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from measures import Iteration, Replay
@@ -16,6 +16,7 @@ from workloads import Workload
 from octavo.config import Config
 from octavo.engine.build import engine_for
 from octavo.engine.engine import Engine
+from octavo.memory.cache import KVCache
 from octavo.memory.waste import waste
 from octavo.models.load import LoadedModel
 from octavo.scheduling.events import Event, Preempted, StepPlanned
@@ -63,29 +64,25 @@ class OctavoReplay:
         events: list[Event] = []
         engine.observers.append(events.extend)
         cache = engine.core.scheduler.cache
-        pool_bytes = cache.pool.slabs * cache.layout.slab_bytes
-        wasted: list[dict[str, float]] = []
         names = [f"r{i}" for i in range(len(workload.jobs))]
+        iterations: list[Iteration] = []
+        seen = 0
         start, cpu_start = time.perf_counter(), time.process_time()
         for name, job in zip(names, workload.jobs, strict=True):
             params = SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True)
             engine.add(name, {"prompt_token_ids": list(job.prompt)}, params)
-        while engine.has_work:
+        while engine.core.has_work:
             engine.step()
-            now = waste(cache)
-            wasted.append(
-                {cause: getattr(now, f"{cause}_bytes") / pool_bytes for cause in ("reserved", "internal", "external")}
-            )
-            if not engine.core.has_work:
-                break
+            wasted = _wasted(cache)
+            planned = [event for event in events[seen:] if isinstance(event, StepPlanned)]
+            iterations += [_iteration(event, cache, wasted) for event in planned]
+            seen = len(events)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         outputs = [engine.take(name).outputs[0] for name in names]
         for output in outputs:
             if output.error is not None or output.record is None:
                 raise SystemExit(f"{self.name}: a request ended with {output.finish_reason}: {output.error}")
         records = [output.record for output in outputs if output.record is not None]
-        planned = [event for event in events if isinstance(event, StepPlanned)]
-        scheduler_config = {"admission": engine.core.scheduler.policies.admission.name, "preemption": "recompute"}
         return Replay(
             engine=self.name,
             seconds=seconds,
@@ -93,17 +90,30 @@ class OctavoReplay:
             outputs=[output.token_ids for output in outputs],
             ttft_s=[r.first_token_s - r.arrival_s for r in records if r.first_token_s is not None],
             tpot_s=[r.decode_time / (r.output_tokens - 1) for r in records if r.output_tokens > 1],
-            iterations=[
-                Iteration(
-                    running=event.running,
-                    kv_used=1 - event.free_slabs / cache.pool.slabs,
-                    tokens=event.decode_tokens + event.prefill_tokens,
-                    waste=sample,
-                    bound_by=event.resource,
-                )
-                for event, sample in zip(planned, wasted, strict=False)
-            ],
-            policies={**self._policies, **scheduler_config, "reuse": "none", "tiering": "no lower tier"},
+            iterations=iterations,
+            policies={
+                **self._policies,
+                "admission": engine.core.scheduler.policies.admission.name,
+                "preemption": "recompute",
+                "reuse": "none",
+                "tiering": "no lower tier",
+            },
             preemptions=sum(isinstance(event, Preempted) for event in events),
             recomputed_tokens=sum(r.recomputed_tokens for r in records),
         )
+
+
+def _wasted(cache: KVCache) -> dict[str, float]:
+    """Shares of the pool's bytes, by cause."""
+    now, pool_bytes = waste(cache), cache.pool.slabs * cache.layout.slab_bytes
+    return {field.name.removesuffix("_bytes"): getattr(now, field.name) / pool_bytes for field in fields(now)}
+
+
+def _iteration(event: StepPlanned, cache: KVCache, wasted: dict[str, float]) -> Iteration:
+    return Iteration(
+        running=event.running,
+        kv_used=1 - event.free_slabs / cache.pool.slabs,
+        tokens=event.decode_tokens + event.prefill_tokens,
+        waste=wasted,
+        bound_by=event.resource,
+    )
