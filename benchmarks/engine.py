@@ -130,7 +130,8 @@ def chosen_workloads(options: argparse.Namespace, vocab_size: int) -> tuple[list
 
 def make_runners(options: argparse.Namespace, loaded: Any) -> list[Runner]:
     from replay_octavo import OctavoReplay
-    from replay_transformers import ContinuousReplay, PaddedReplay, sharing_weights
+    from replay_transformers import ContinuousReplay, PaddedReplay
+    from shared_weights import sharing_weights
 
     twins = {name: sharing_weights(loaded.model) for name in options.engines if name != "octavo"}
     runners: list[Runner] = []

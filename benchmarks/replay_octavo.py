@@ -7,10 +7,11 @@ cache after each step. Building the engine is not timed, sampling the waste is (
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from measures import Iteration, Replay
+from shared_weights import sharing_weights
 from workloads import Workload
 
 from octavo.config import Config
@@ -58,7 +59,8 @@ class OctavoReplay:
             device=str(self._loaded.model.device),
             **self._policies,
         )
-        return engine_for(config, self._loaded, torch.device(self._loaded.model.device))
+        loaded = replace(self._loaded, model=sharing_weights(self._loaded.model))
+        return engine_for(config, loaded, torch.device(loaded.model.device))
 
     def _replay(self, engine: Engine, workload: Workload) -> Replay:
         events: list[Event] = []

@@ -1,8 +1,5 @@
 """The same workload through Transformers: `generate` on padded batches, and its continuous batching.
 
-Both run the very weights that octavo runs: the model is copied with its tensors shared, so that each
-copy has a config of its own and the attention that Transformers would choose (sdpa).
-
 `generate` takes requests in batches of similar prompt length, padded on the left; a batch runs until
 its longest answer is complete, and what the others made beyond their own length is cut off. Continuous
 batching is the manager behind `generate_batch`, given one length per request, which `generate_batch`
@@ -11,28 +8,18 @@ itself cannot be; its number of blocks and tokens a step are set by hand.
 
 from __future__ import annotations
 
-import copy
 import time
 from typing import Any
 
 import torch
 from measures import Iteration, Replay
 from replay_octavo import Settings
+from shared_weights import PAD
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from workloads import Workload
 
-PAD = 0
 READY_TIMEOUT_S = 60.0
-
-
-def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model over the same parameters and buffers, with Transformers' own attention."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared)
-    twin.set_attn_implementation("sdpa")
-    twin.generation_config = GenerationConfig(do_sample=False, pad_token_id=PAD)
-    return twin.eval()
 
 
 class PaddedReplay:
