@@ -16,15 +16,11 @@ from typing import Any
 
 from octavo import __version__
 from octavo.engine.outputs import Delta
+from octavo.observe.request_log import record_fields
 from octavo.scheduling.events import RequestRecord
 from octavo.scheduling.request import SamplingParams
 from octavo.server.logprobs import TokenReport, joined_chat, joined_completion
 from octavo.server.tokens import Tokens
-
-RECORD_FIELDS = (
-    "input_tokens", "cached_tokens", "output_tokens", "allocated_blocks", "attention_mode", "cache_dtype",
-    "queue_time", "prefill_time", "decode_time", "preempted_time", "preemptions",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -181,9 +177,12 @@ def usage_of(
 
 
 def records_of(records: Mapping[int, RequestRecord]) -> list[dict[str, Any]]:
-    return [{"index": index, **_fields(record)} for index, record in sorted(records.items())]
+    """The records, by choice, times to the microsecond."""
+    return [
+        {"index": index, **{name: _rounded(value) for name, value in record_fields(record).items()}}
+        for index, record in sorted(records.items())
+    ]
 
 
-def _fields(record: RequestRecord) -> dict[str, Any]:
-    values = {name: getattr(record, name) for name in RECORD_FIELDS}
-    return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value

@@ -14,6 +14,8 @@ from octavo.scheduling.request import MAX_LOGPROBS, SamplingParams, StructuredOu
 from octavo.server.errors import ApiError, refused, wrong
 from octavo.server.wire import ChatBody, CompletionBody, Sampled
 
+STRUCTURED_SERVED = False
+"""Whether the sampler keeps to a format."""
 _SHARED = ("n", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p",
            "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output",
            "skip_special_tokens")  # fmt: skip
@@ -84,6 +86,8 @@ def _structured(response_format: Mapping[str, Any] | None) -> StructuredOutputs 
         raise wrong("response_format.json_schema", response_format["json_schema"], 'needs type "json_schema"')
     if kind == "text":
         return None
+    if kind in ("json_object", "json_schema") and not STRUCTURED_SERVED:
+        raise wrong("response_format.type", kind, "is not served yet; use text", code="unsupported_field")
     if kind == "json_object":
         return StructuredOutputs("json_object")
     if kind == "json_schema":
