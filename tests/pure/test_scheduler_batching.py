@@ -172,6 +172,17 @@ def test_a_whole_batch_whose_members_run_short_takes_the_blocks_of_ended_ones_fi
     assert endings(world.events)[long].record.preemptions == 0
 
 
+def test_a_whole_batch_seats_no_more_than_its_prompts_have_blocks_for() -> None:
+    world = ToyWorld(slabs=9, budget=8, policies=Policies.named(batching="request"))
+    ids = [world.ask(16, 1) for _ in range(4)]  # four blocks each, one block of the nine is kept
+    world.step()
+    assert world.running == ids[:2]
+    assert world.cache.pool.free.count == 7, "their prompts are computed in chunks, and promised their blocks"
+    world.finish()
+    world.assert_all_answered()
+    assert all(end.record.preemptions == 0 for end in endings(world.events).values())
+
+
 ALLOCATIONS = ("paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle")
 
 

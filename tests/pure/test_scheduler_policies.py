@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.pure.worlds import ToyWorld, endings
 
 from octavo.errors import ConfigError, PolicyError
 from octavo.memory.values import Int64
-from octavo.policy.admission import AdmissionView, MaxUtilization
+from octavo.policy.admission import AdmissionView, GuaranteedNoEvict, MaxUtilization
 from octavo.policy.allocation import Extent, Paged, allocation_named
 from octavo.policy.batching import IterationBatching, decodes_first
 from octavo.policy.bundle import Policies
@@ -113,6 +114,39 @@ def test_an_unknown_policy_is_refused_with_the_names_that_there_are(seam: str, n
 
 
 # -- conformance: what every policy of a seam must do ---------------------------------------------------
+
+
+def view(**given: int) -> AdmissionView:
+    figures = {"total": 100, "free": 100, "promised": 0, "committed": 0, "need": 1, "need_max": 1, "running": 0}
+    return AdmissionView(**{**figures, **given}, resuming=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    [
+        ({"need": 7}, 7),
+        ({"need": 7, "running": 2}, 7 + 1),  # one block in a hundred is kept for those who run
+        ({"need": 7, "running": 2, "total": 350}, 7 + 4),
+        ({"need": 7, "running": 2, "promised": 5}, 7 + 1 + 5),
+    ],
+)
+def test_max_utilization_admits_what_fits_beside_what_is_promised_and_a_small_reserve(
+    given: dict[str, int], needed: int
+) -> None:
+    assert MaxUtilization().admits(view(**given, free=needed))
+    assert not MaxUtilization().admits(view(**given, free=needed - 1))
+
+
+@pytest.mark.parametrize(("running", "needed"), [(0, 7), (1, 8), (6, 13)])
+def test_one_that_was_preempted_comes_back_when_each_running_one_can_grow_by_a_block(running: int, needed: int) -> None:
+    for free in (needed - 1, needed):
+        back = replace(view(need=7, running=running, free=free), resuming=True)
+        assert MaxUtilization().admits(back) == (free == needed)
+
+
+def test_the_guarantee_admits_when_all_declared_maxima_fit_together() -> None:
+    assert GuaranteedNoEvict().admits(view(committed=60, need_max=40, free=3))
+    assert not GuaranteedNoEvict().admits(view(committed=60, need_max=41, free=100))
 
 
 @pytest.mark.parametrize("split", [decodes_first, Chaos(5).split], ids=["decodes first", "chaos"])

@@ -8,11 +8,19 @@ from random import Random
 import pytest
 from tests.pure.worlds import ToyWorld, endings
 
+from octavo.policy.admission import AdmissionView, MaxUtilization
 from octavo.policy.bundle import Policies
 from octavo.policy.chaos import Chaos
 from octavo.policy.preemption import Candidate, LatestLowest
 from octavo.scheduling.events import Admitted, Event, Preempted
 from octavo.simulate.toy_model import ToyModel
+
+
+class Always(MaxUtilization):
+    """Admits whoever asks: what keeps order then is the mechanism alone."""
+
+    def admits(self, view: AdmissionView) -> bool:
+        return True
 
 
 def preempted(events: list[Event]) -> list[int]:
@@ -91,7 +99,7 @@ def test_the_oldest_is_never_offered_to_the_policy() -> None:
 
 def test_a_preempted_sequence_is_not_considered_again_in_the_same_step() -> None:
     """Fault 16: pushed to the front of the queue and tried again in the same loop."""
-    world = ToyWorld(slabs=20, seqs=8, depth=0)
+    world = ToyWorld(slabs=20, seqs=8, policies=Policies(admission=Always()))
     for _ in range(30):
         world.ask(6, 20)
     steps_with_preemption = 0
@@ -192,8 +200,26 @@ def test_blocks_that_drain_are_waited_for_before_anybody_gives_way() -> None:
     assert endings(world.events)[young].record.preemptions <= 1
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_nobody_enters_while_a_running_sequence_waits_for_blocks(depth: int) -> None:
+    world = ToyWorld(slabs=20, seqs=8, depth=depth, policies=Policies(admission=Always()))
+    rng = Random(2)
+    entries = 0
+    for _ in range(30):
+        world.ask(rng.randint(2, 9), rng.randint(2, 20))
+    while world.core.has_work:
+        rows = world.scheduler.running.order
+        wanting = set(world.scheduler.running.sequence_id[rows[world.scheduler.running.wanted(rows) > 0]].tolist())
+        entered = any(isinstance(event, Admitted) for event in world.step())
+        if entered:
+            assert wanting <= set(world.executor.plans[-1].sequence_ids.tolist())
+        entries += entered
+    assert entries > 10
+    world.assert_all_answered()
+
+
 @pytest.mark.parametrize("heads", [(4, 2), (6, 2)])
-def test_one_alone_whose_blocks_lie_scattered_starts_over_and_finishes(heads: tuple[int, ...]) -> None:
+def test_sequences_that_each_need_the_whole_pool_all_finish_whatever_groups_share_it(heads: tuple[int, ...]) -> None:
     for seed in range(12):
         rng = Random(seed)
         world = ToyWorld(heads=heads, slabs=rng.randint(6, 9), seqs=4)
