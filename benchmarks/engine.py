@@ -215,6 +215,9 @@ def print_iterations(row: dict[str, Any], replay: Replay) -> None:
     print(f"  preemptions {row['preemptions']}, tokens recomputed {row['recomputed_tokens']}")
     if row["waste_mean"]:
         print("  KV wasted, mean: " + ", ".join(f"{cause} {share:.1%}" for cause, share in row["waste_mean"].items()))
+    if row["parts_s"]:
+        parts = ", ".join(f"{name} {value / row['seconds']:.2%}" for name, value in row["parts_s"].items())
+        print(f"  share of the time: {parts}; the rest is the front end")
     if row["limiting_resource_steps"]:
         bound = ", ".join(f"{name} {steps}" for name, steps in row["limiting_resource_steps"].items())
         print(f"  steps bound by: {bound}")

@@ -45,6 +45,8 @@ class Replay:
     """Which of the five mechanisms ran, by name."""
     preemptions: int = 0
     recomputed_tokens: int = 0
+    parts_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by part of a step, where the engine tells them."""
 
     @property
     def output_tokens(self) -> int:
@@ -72,6 +74,7 @@ def figures(replay: Replay, input_tokens: int) -> dict[str, Any]:
     row["batch_size_by_iteration"] = batch_sizes(replay)
     row["waste_mean"] = mean_waste(replay)
     row["limiting_resource_steps"] = dict(Counter(i.bound_by for i in replay.iterations if i.bound_by))
+    row["parts_s"] = replay.parts_s
     row["policies"] = replay.policies
     return row
 

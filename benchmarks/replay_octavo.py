@@ -20,7 +20,7 @@ from octavo.engine.engine import Engine
 from octavo.memory.cache import KVCache
 from octavo.memory.waste import waste
 from octavo.models.load import LoadedModel
-from octavo.scheduling.events import Event, Preempted, StepPlanned
+from octavo.scheduling.events import Event, Preempted, StepEnded, StepPlanned
 from octavo.scheduling.request import SamplingParams
 
 
@@ -102,7 +102,12 @@ class OctavoReplay:
             },
             preemptions=sum(isinstance(event, Preempted) for event in events),
             recomputed_tokens=sum(r.recomputed_tokens for r in records),
+            parts_s={part: _total(events, part) for part in ("schedule", "execute", "commit")},
         )
+
+
+def _total(events: list[Event], part: str) -> float:
+    return sum(getattr(event, f"{part}_s") or 0.0 for event in events if isinstance(event, StepEnded))
 
 
 def _wasted(cache: KVCache) -> dict[str, float]:
