@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -131,13 +132,15 @@ def test_abort_ends_the_reader_with_a_reason() -> None:
 
 
 class Breaking(EchoExecutor):
-    """Works for a while."""
+    """Works for a while, once it may begin."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
         self.steps = steps
+        self.may_begin = threading.Event()
 
     def collect(self) -> StepResult:
+        self.may_begin.wait(SECONDS)
         self.steps -= 1
         if self.steps < 0:
             raise RuntimeError("the device is gone")
@@ -146,6 +149,8 @@ class Breaking(EchoExecutor):
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_when_the_engine_dies_every_reader_is_told_and_newcomers_are_refused(depth: int) -> None:
+    executor = Breaking(5)
+
     async def scenario(llm: AsyncLLM) -> None:
         async def ending(i: int) -> str | None:
             async for delta in llm.stream([i, i + 1], SamplingParams(max_tokens=50)):
@@ -154,13 +159,16 @@ def test_when_the_engine_dies_every_reader_is_told_and_newcomers_are_refused(dep
                     return delta.finish_reason
             return None
 
-        reasons = await asyncio.gather(*[ending(i) for i in range(1, 30)])
+        endings = [asyncio.create_task(ending(i)) for i in range(1, 30)]
+        await asyncio.sleep(0)  # each posts its request
+        executor.may_begin.set()
+        reasons = await asyncio.gather(*endings)
         assert reasons == ["error"] * 29
         assert not llm.is_alive
         with pytest.raises(EngineDeadError, match="the device is gone"):
             await collect(llm, [1], 2)
 
-    run(engine(slabs=100, executor=Breaking(5), depth=depth), scenario)
+    run(engine(slabs=100, executor=executor, depth=depth), scenario)
 
 
 def test_shutting_down_ends_open_streams_and_draining_lets_them_finish() -> None:

@@ -42,8 +42,8 @@ def create_app(service: Service) -> Starlette:
     routes = [
         route("/v1/models", models),
         route("/v1/models/{name:path}", model),
-        route("/v1/completions", completions, "POST"),
-        route("/v1/chat/completions", chat_completions, "POST"),
+        route("/v1/completions", _counted(completions), "POST"),
+        route("/v1/chat/completions", _counted(chat_completions), "POST"),
         route("/tokenize", tokenize, "POST"),
         route("/detokenize", detokenize, "POST"),
         route("/health", health),
@@ -73,6 +73,19 @@ def create_app(service: Service) -> Starlette:
         middleware=middleware,
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: failed},
     )
+
+
+def _counted(endpoint: Endpoint) -> Endpoint:
+    """The same endpoint, its refusals counted."""
+
+    async def counted(service: Service, request: Request) -> Response:
+        try:
+            return await endpoint(service, request)
+        except ApiError as error:
+            service.turned_away(error)
+            raise
+
+    return counted
 
 
 class RequireKey:

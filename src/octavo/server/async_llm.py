@@ -22,7 +22,7 @@ from octavo.engine.streams import Streams
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.scheduling.events import Event
 from octavo.scheduling.request import SamplingParams
-from octavo.server.engine_thread import Accepted, End, EngineThread, Submit
+from octavo.server.engine_thread import Accepted, End, EngineThread, Reply, Submit
 from octavo.server.mailbox import Mailbox
 
 
@@ -47,8 +47,8 @@ class Opened:
     async def read(self) -> list[Delta]:
         """The same, waiting until there is something; empty once every choice has ended."""
         while not self.ended:
-            await self._mailbox.arrived.wait()
-            self._mailbox.arrived.clear()
+            await self._mailbox.news.wait()
+            self._mailbox.news.clear()
             deltas = self.take()
             if deltas:
                 return deltas
@@ -146,18 +146,24 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
-        arrived: asyncio.Event | None = None,
+        arrived_s: float | None = None,
+        news: asyncio.Event | None = None,
     ) -> Opened:
-        """Open a request and return as soon as the engine has accepted it. `arrived` is set whenever it has news."""
+        """Open a request and return as soon as the engine has accepted it.
+
+        `news` is set whenever there is something to take. `arrived_s` is when the request reached the
+        caller, on the engine's clock, where that is not now.
+        """
         self._start()
         name = self._name(request_id)
         if name in self._streams or name in self._opening:
             raise RequestError("request_id", name, "is in use; give every open request its own")
         prepared = self.engine.intake.prepare(name, prompt, sampling_params, priority=priority)
-        mailbox = Mailbox(len(prepared.requests), arrived or asyncio.Event())
+        mailbox = Mailbox(len(prepared.requests), news or asyncio.Event())
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opening.add(name)
-        self._post(Submit(prepared, lambda answer: self._call(self._opened, prepared, mailbox, accepted, answer)))
+        reply: Reply = lambda answer: self._call(self._opened, prepared, mailbox, accepted, answer)  # noqa: E731
+        self._post(Submit(prepared, reply, arrived_s))
         try:
             await accepted
         except asyncio.CancelledError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +21,9 @@ from octavo.server.wire import ChatBody
 
 async def chat_completions(service: Service, request: Request) -> Response:
     service.lifecycle.require_open()
-    body = ChatBody.parse(await read_object(request, service.settings.max_body_bytes))
+    content = await read_object(request, service.settings.max_body_bytes)
+    arrived_s = time.monotonic()
+    body = ChatBody.parse(content)
     model = service.model_named(body.model)
     include_usage = body.include_usage()
     require_valid_priority(body.priority)
@@ -31,7 +35,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
         raise refused(error, names=names_of(body)) from None
     service.require_fits("messages", prompt, params.max_tokens)
     request_id = new_id("chatcmpl")
-    asked = Asked(request_id, [prompt], params, body.priority, dict(names_of(body)))
+    asked = Asked(request_id, [prompt], params, body.priority, arrived_s, dict(names_of(body)))
     wanted = Wanted(
         ChatAnswer(request_id, model, service.tokens, params, [prompt], with_token_ids=body.return_token_ids),
         stream=body.stream,

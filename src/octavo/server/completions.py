@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from starlette.requests import Request
@@ -23,7 +24,9 @@ TWO_BEGINNINGS = "the prompt begins with two beginning-of-sequence tokens; send 
 
 async def completions(service: Service, request: Request) -> Response:
     service.lifecycle.require_open()
-    body = CompletionBody.parse(await read_object(request, service.settings.max_body_bytes))
+    content = await read_object(request, service.settings.max_body_bytes)
+    arrived_s = time.monotonic()
+    body = CompletionBody.parse(content)
     model = service.model_named(body.model)
     include_usage = body.include_usage()
     require_valid_priority(body.priority)
@@ -42,7 +45,7 @@ async def completions(service: Service, request: Request) -> Response:
         for item, prompt in zip(given, prompts, strict=True)
     ):
         warnings["X-Octavo-Warning"] = TWO_BEGINNINGS
-    asked = Asked(request_id, prompts, params, body.priority, dict(names_of(body)))
+    asked = Asked(request_id, prompts, params, body.priority, arrived_s, dict(names_of(body)))
     wanted = Wanted(
         CompletionAnswer(
             request_id, model, service.tokens, params, prompts, echoes=echoes, with_token_ids=body.return_token_ids

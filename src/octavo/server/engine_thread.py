@@ -37,6 +37,8 @@ class Submit:
     prepared: Prepared
     reply: Reply
     """Called in the engine thread with the sequence ids, or with why not."""
+    arrived_s: float | None = None
+    """When it reached whoever posts it, on the engine's clock; unset: when it is posted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class EngineThread:
         with self._changed:
             if self._closing or self.dead is not None:
                 raise self.dead or EngineDeadError("the engine is shutting down")
-            self._inbox.append((command, self._clock()))
+            arrived_s = command.arrived_s if isinstance(command, Submit) else None
+            self._inbox.append((command, self._clock() if arrived_s is None else arrived_s))
             self._changed.notify()
 
     def close(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:

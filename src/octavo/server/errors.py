@@ -46,6 +46,8 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.counted = False
+        """Whether the engine has counted the refusal already."""
         super().__init__(message)
 
     def body(self) -> dict[str, Any]:
@@ -69,7 +71,9 @@ def refused(error: RequestError, *, names: Mapping[str, str] | None = None, subm
     param = (names or {}).get(error.field, error.field)
     message = f"{param}={shorten(error.value)}: {error.remedy}"
     sized = isinstance(error, CapacityError) or (submitted and error.field in SIZE_FIELDS)
-    return ApiError(400, message, param=param, code=CONTEXT if sized else "invalid_value")
+    answer = ApiError(400, message, param=param, code=CONTEXT if sized else "invalid_value")
+    answer.counted = submitted and error.field != "request_id"
+    return answer
 
 
 def unavailable(code: str, message: str, *, retry_after_s: int | None = None) -> ApiError:

@@ -37,6 +37,8 @@ class Asked:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     priority: int = 0
+    arrived_s: float | None = None
+    """When the request was read, on the engine's clock."""
     names: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -59,7 +61,7 @@ class Generation:
         self._taken = False
         self._llm = llm
         self._room = room
-        self._arrived = asyncio.Event()
+        self._news = asyncio.Event()
         self._opened: dict[int, Opened] = {}
         self._watch = asyncio.create_task(self._watch_client(receive))
 
@@ -91,7 +93,8 @@ class Generation:
                 self.asked.params,
                 f"{self.asked.request_id}-{i}" if len(self.asked.prompts) > 1 else self.asked.request_id,
                 priority=self.asked.priority,
-                arrived=self._arrived,
+                arrived_s=self.asked.arrived_s,
+                news=self._news,
             )
         except RequestError as error:
             raise refused(error, names=names, submitted=True) from None
@@ -102,8 +105,8 @@ class Generation:
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         """What came since the last turn, at most one delta for each choice. Raises `ClientLeft`."""
         while not all(opened.ended for opened in self._opened.values()):
-            await self._arrived.wait()
-            self._arrived.clear()
+            await self._news.wait()
+            self._news.clear()
             if self.left:
                 raise ClientLeft
             deltas = [
@@ -141,7 +144,7 @@ class Generation:
             while (await receive())["type"] != "http.disconnect":
                 pass
             self.left = True
-            self._arrived.set()
+            self._news.set()
 
 
 def failed() -> ApiError:

@@ -21,7 +21,7 @@ MERGE_ABOVE = 256
 @dataclass(slots=True, eq=False)
 class Mailbox:
     choices: int
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to take. Several mailboxes may share one."""
     _deltas: list[Delta] = field(default_factory=list)
     _ended: int = 0
@@ -30,7 +30,7 @@ class Mailbox:
         self._deltas.append(delta)
         if len(self._deltas) > MERGE_ABOVE + self.choices:
             self._deltas = merge(self._deltas)
-        self.arrived.set()
+        self.news.set()
 
     def take(self) -> list[Delta]:
         """All there is, at most one delta for each choice; empty when nothing has come."""

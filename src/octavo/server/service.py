@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from octavo.errors import shorten
 from octavo.observe.metrics import Metrics
+from octavo.scheduling.events import Event, RefusalReason, Refused
 from octavo.scheduling.request import SamplingParams
 from octavo.server.async_llm import AsyncLLM
 from octavo.server.errors import CONTEXT, ApiError
@@ -19,6 +20,10 @@ from octavo.server.limits import WaitingRoom
 from octavo.server.request_log import RequestLog
 from octavo.server.settings import ServerSettings
 from octavo.server.tokens import Tokens
+
+QUEUE_FULL = 429
+REFUSALS = (400, 404, 413, 415, QUEUE_FULL)
+"""What a client may do something about. Where the server is gone, nothing was refused."""
 
 
 class Service:
@@ -51,6 +56,15 @@ class Service:
         await self.llm.shutdown()
         self.tokens.close()
         self.log.close()
+
+    def turned_away(self, error: ApiError) -> None:
+        """Count a generation that was refused before it reached the engine."""
+        if error.counted or error.status not in REFUSALS:
+            return
+        reason: RefusalReason = "queue_full" if error.status == QUEUE_FULL else "invalid"
+        events: list[Event] = [Refused(time.monotonic(), "", reason)]
+        for observer in self.llm.observers:
+            observer(events)
 
     def model_named(self, name: str | None) -> str:
         """The name to answer with. Raises `ApiError` (404) for a model that is not here."""
