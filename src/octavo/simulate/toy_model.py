@@ -136,8 +136,8 @@ class ToyExecutor:
     """Runs plans when they are collected, so that every answer comes as late as the depth allows.
 
     Raises `InvariantViolation` when a plan breaks the seam's contract: `executor-tables` (blocks out
-    of order, or a chunk beyond its blocks) or `in-flight-slots` (a slot is handed out while a plan
-    that touches it has not completed).
+    of order or for a row that has left, or a chunk beyond its blocks) or `in-flight-slots` (a slot
+    is handed out while a plan that touches it has not completed).
     """
 
     def __init__(self, model: ToyModel, layout: Layout, slabs: int, rows: int) -> None:
@@ -189,10 +189,12 @@ class ToyExecutor:
         for admission in plan.admissions:
             self._tables[admission.row] = [[] for _ in self.layout.groups]
             self._requests[admission.row] = admission.request
+        seated = {*plan.rows.tolist(), *(admission.row for admission in plan.admissions)}
         for blocks in plan.new_blocks:
             for row, index, slot in zip(
                 blocks.rows.tolist(), blocks.indices.tolist(), blocks.slots.tolist(), strict=True
             ):
+                _require("executor-tables", row in seated, f"plan {plan.number} gives slot {slot} to absent row {row}")
                 busy = int(self._touched_by[self._cells(blocks.group, slot)].max())
                 _require("in-flight-slots", busy <= self._completed, f"plan {busy} still touches slot {slot}")
                 table = self._tables[row][blocks.group]
