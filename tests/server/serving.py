@@ -87,20 +87,21 @@ class Running:
     """A server that is up."""
 
     url: str
+    client: httpx.Client
     core: EngineCore
     service: Service
     said: list[str]
     lines: list[str]
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=PATIENCE_S, **options)
+        return self.client.post(path, json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=PATIENCE_S, **options)
+        return self.client.get(path, **options)
 
     def events(self, path: str, body: dict[str, Any]) -> list[Any]:
         """The chunks of a stream, `[DONE]` included."""
-        with httpx.stream("POST", self.url + path, json=body | {"stream": True}, timeout=PATIENCE_S) as answer:
+        with self.client.stream("POST", path, json=body | {"stream": True}) as answer:
             answer.read()
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -167,7 +168,8 @@ def served(
     thread.start()
     try:
         assert ready.wait(PATIENCE_S), "the server did not say that it is ready"
-        yield Running(url, core, service, said, lines)
+        with httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False) as client:
+            yield Running(url, client, core, service, said, lines)
     finally:
         executor = core.executor
         if isinstance(executor, Slow):

@@ -25,7 +25,7 @@ _SCHEMA_FIELDS: Mapping[str, type] = {"name": str, "schema": dict, "description"
 def names_of(body: Sampled) -> Mapping[str, str]:
     """What this request calls octavo's fields, where that differs."""
     if not isinstance(body, ChatBody):
-        return {"structured_outputs": "response_format"}
+        return {"structured_outputs": "response_format", "prompt_token_ids": "prompt"}
     names = {"structured_outputs": "response_format", "logprobs": "top_logprobs", "prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
