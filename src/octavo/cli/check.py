@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.cli.writing import write_line
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,10 +42,10 @@ def check(
 
     found = explore(seed=seed, steps=steps)
     if as_json:
-        print(json.dumps({"seed": seed, "steps": steps, "invariants": [_as_dict(item) for item in found]}))
+        write_line(json.dumps({"seed": seed, "steps": steps, "invariants": [_as_dict(item) for item in found]}))
     else:
         for line in _lines(found, seed):
-            print(line)
+            write_line(line)
     if not all(item.passed for item in found):
         raise typer.Exit(1)
 
@@ -55,7 +56,7 @@ def _tell(walk: str, depth: int, *, as_json: bool) -> None:
     from octavo.simulate.handover import walk_through
 
     lines = walk_through(depth)
-    print(json.dumps({"walk": walk, "lines": lines}) if as_json else "\n".join(lines))
+    write_line(json.dumps({"walk": walk, "lines": lines}) if as_json else "\n".join(lines))
 
 
 def _lines(found: Sequence[Explored], seed: int) -> list[str]:

@@ -27,7 +27,7 @@ Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="
 PromptsFile = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", help="more prompts, one a line (blank lines do not count); - for stdin", rich_help_panel=INPUT
+        metavar="<file>", help="more prompts, one a line (blank lines do not count); - for stdin", rich_help_panel=INPUT
     ),
 ]
 Chat = Annotated[

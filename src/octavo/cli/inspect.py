@@ -7,7 +7,7 @@ import typer
 from octavo.cli.inspect_geometry import geometry
 from octavo.cli.inspect_tables import tables
 
-inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 inspect_app.command("tables")(tables)
 inspect_app.command("geometry")(geometry)
 

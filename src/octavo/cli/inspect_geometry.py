@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli.writing import write_line
 from octavo.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def geometry(
     dtype, why = _kv_dtype(config, kv_cache_dtype)
     found = geometry_from_config(config, dtype)
     if as_json:
-        print(json.dumps(_geometry_dict(found, block_size)))
+        write_line(json.dumps(_geometry_dict(found, block_size)))
         return
     for line in _geometry_lines(found, block_size, why):
-        print(line)
+        write_line(line)
 
 
 def _config_of(model: str | None, revision: str | None) -> dict[str, Any]:
@@ -153,6 +154,9 @@ def _runs(layers: tuple[LayerState, ...]) -> Iterator[tuple[int, int, LayerState
 def _described(state: LayerState) -> str:
     from octavo.geometry.state import Borrowed, Chunked, Constant, Stateless, Windowed
 
+    side_by_side: tuple[LayerState, ...] = getattr(state, "parts", ())
+    if side_by_side:
+        return " beside ".join(_described(part) for part in side_by_side)
     if isinstance(state, Borrowed):
         return f"reads the state of layer {state.layer}, keeps none"
     if isinstance(state, Stateless):
@@ -160,9 +164,12 @@ def _described(state: LayerState) -> str:
     parts = ", ".join(f"{c.name} {'x'.join(map(str, c.shape))} {c.dtype}" for c in state.components)
     if isinstance(state, Constant):
         return f"constant: {parts}; {state.bytes_per_sequence:,} B per sequence"
+    run = getattr(state, "run_tokens", None)
+    if run is not None:
+        return f"one entry for {run:,} positions: {parts}; {sum(c.bytes for c in state.components):,} B per entry"
     kind = "growing"
     if isinstance(state, Windowed):
         kind = f"window of {state.window_tokens:,}" + (f" and {state.sink_tokens} sinks" if state.sink_tokens else "")
     elif isinstance(state, Chunked):
         kind = f"chunks of {state.chunk_tokens:,}"
-    return f"{kind}: {parts}; {state.bytes_per_token:,} B per token"
+    return f"{kind}: {parts}; {state.bytes_kept(1):,} B per token"

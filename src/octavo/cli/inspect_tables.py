@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli.options import with_engine_options
+from octavo.cli.writing import write_line
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,15 +57,18 @@ def tables(
             built.add(name, text, params)
             named[name] = text
         for name, text in named.items():
-            print(f"{name}: {text!r}")
+            write_line(f"{name}: {text!r}")
         done = 0
         while done < steps and built.has_work:
-            built.step()
+            finished = built.step().finished
             done += 1
+            for name in finished:
+                ended = built.take(name).outputs[0]
+                write_line(f"step {done}: {name} has ended ({ended.error or ended.finish_reason})")
             if every_step or done == steps or not built.has_work:
-                print("\n".join(_moment(built, done)))
+                write_line("\n".join(_moment(built, done)))
         if not built.has_work:
-            print(f"all sequences have ended after {done} steps")
+            write_line(f"all sequences have ended after {done} steps")
     finally:
         built.close()
 

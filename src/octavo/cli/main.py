@@ -18,6 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from octavo import __version__
+from octavo.cli.batch import batch
+from octavo.cli.chat import chat
 from octavo.cli.check import check
 from octavo.cli.generate import generate
 from octavo.cli.inspect import inspect_app
@@ -35,11 +37,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 app.command("generate")(generate)
 app.command("check")(check)
 app.command("serve")(serve)
+app.command("chat")(chat)
+app.command("batch")(batch)
 app.add_typer(inspect_app, name="inspect")
 
 _UsageError: Any = typer.BadParameter.__mro__[1]

@@ -51,7 +51,7 @@ SAMPLING = (
     SamplingOption("repetition_penalty", "float", "above 1 discourages tokens of prompt and output"),
     SamplingOption("presence_penalty", "float", "subtracted once from tokens already in the output"),
     SamplingOption("frequency_penalty", "float", "subtracted as often as a token is in the output"),
-    SamplingOption("logit_bias", "bias", "ID=NUMBER, added to the logit of a token id; may be repeated"),
+    SamplingOption("logit_bias", "bias", "id=number, added to the logit of a token id; may be repeated"),
     SamplingOption("logprobs", "int", "with --json: log-probabilities of this many likeliest tokens beside the chosen"),
     SamplingOption("skip_special_tokens", "flag", "leave special tokens out of the text"),
 )
@@ -138,7 +138,7 @@ def _engine_annotation(option: Option) -> Any:
     if option.choices:
         shared["help"] += f": {', '.join(option.choices)}"
     parser = number(option.kind) if option.kind in ("int", "float") else _as_it_is
-    return Annotated[str, typer.Option(option.flag, metavar=option.kind.upper(), parser=parser, **shared)]
+    return Annotated[str, typer.Option(option.flag, metavar=f"<{option.kind}>", parser=parser, **shared)]
 
 
 def _sampling_annotation(option: SamplingOption) -> Any:
@@ -146,13 +146,13 @@ def _sampling_annotation(option: SamplingOption) -> Any:
     if option.kind == "flag":
         return _flag(option.flag, option.name in _ON_BY_DEFAULT, shared)
     if option.kind in ("texts", "bias"):
-        metavar = "TEXT" if option.kind == "texts" else "ID=NUMBER"
+        metavar = "<text>" if option.kind == "texts" else "<id=number>"
         return Annotated[list[str], typer.Option(option.flag, metavar=metavar, show_default=False, **shared)]
     if option.kind == "ints":
         return Annotated[
-            list[str], typer.Option(option.flag, metavar="INT", parser=number("int"), show_default=False, **shared)
+            list[str], typer.Option(option.flag, metavar="<int>", parser=number("int"), show_default=False, **shared)
         ]
-    return Annotated[str, typer.Option(option.flag, metavar=option.kind.upper(), parser=number(option.kind), **shared)]
+    return Annotated[str, typer.Option(option.flag, metavar=f"<{option.kind}>", parser=number(option.kind), **shared)]
 
 
 def _flag(flag: str, default: bool, shared: dict[str, Any]) -> Any:

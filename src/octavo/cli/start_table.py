@@ -6,6 +6,7 @@ Owns the layout for a terminal of 80 columns or more; every figure and reason co
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ _LEDGER = "ledger: "
 def stderr_console() -> Console:
     """Follows COLUMNS and the terminal; without either, `WIDTH` columns."""
     probe = Console(stderr=True, highlight=False)
-    if probe.is_terminal or "COLUMNS" in probe._environ:
+    if probe.is_terminal or "COLUMNS" in os.environ:
         return probe
     return Console(stderr=True, highlight=False, width=WIDTH, file=sys.stderr)
 

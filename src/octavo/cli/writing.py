@@ -38,6 +38,10 @@ def write(text: str) -> None:
         raise typer.Exit(READER_LEFT) from None
 
 
+def write_line(line: str) -> None:
+    write(f"{line}\n")
+
+
 class Blocks:
     """The outputs of `prompts`, `choices` each. Feed it with `add` and `end`, in any order of outputs."""
 
