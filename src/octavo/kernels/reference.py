@@ -202,12 +202,18 @@ def _additive(visible: np.ndarray, q: torch.Tensor) -> torch.Tensor:
 
 def _weighted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: _Piece, rule: AttentionRule) -> torch.Tensor:
     """Softmax attention of q [n, heads, queries, dim] over k, v [n, kv_heads, keys, dim]."""
-    if rule.softcap is None and rule.sinks is None:
-        return scaled_dot_product_attention(
-            q, k, v, attn_mask=piece.mask, is_causal=piece.causal, scale=rule.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
     n, heads, queries, _ = q.shape
     kv_heads = k.shape[1]
+    if rule.softcap is None and rule.sinks is None:
+        if queries == 1:
+            # A decode reads the keys of each head once for all query heads that share it, as queries of that
+            # head: torch's own grouping reads them once for each, in bf16 at a seventh of the speed.
+            shared_q = q.reshape(n, kv_heads, heads // kv_heads, -1)
+            found = scaled_dot_product_attention(shared_q, k, v, attn_mask=piece.mask, scale=rule.scale)
+            return found.reshape(n, heads, 1, -1)
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=piece.mask, is_causal=piece.causal, scale=rule.scale, enable_gqa=heads != kv_heads
+        )
     # The query heads that share a key head become more queries of that head.
     grouped = q.reshape(n, kv_heads, heads // kv_heads, queries, -1).flatten(2, 3)
     scores = torch.matmul(grouped, k.transpose(2, 3)) * rule.scale
