@@ -99,7 +99,8 @@ def test_the_oldest_is_never_offered_to_the_policy() -> None:
 
 def test_a_preempted_sequence_is_not_considered_again_in_the_same_step() -> None:
     """Fault 16: pushed to the front of the queue and tried again in the same loop."""
-    world = ToyWorld(slabs=20, seqs=8, policies=Policies(admission=Always()))
+    # With a small budget the first chunk of a paused sequence would fit at once into what it gave up.
+    world = ToyWorld(slabs=20, seqs=8, budget=10, policies=Policies(admission=Always()))
     for _ in range(30):
         world.ask(6, 20)
     steps_with_preemption = 0
