@@ -89,10 +89,10 @@ class ByHand:
     def __init__(self, seed: int, *, groups: int = 1, depth: int = 0, **policies: str) -> None:
         self.random = Random(f"{seed} {groups} {depth} {policies}")
         self.executor = Watching(seed)
-        self.budget, self.seats = self.random.choice((8, 20, 64)), self.random.choice((3, 6, 8))
+        self.budget, self.seats = self.random.choice((8, 20, 64)), self.random.choice((4, 7, 8))
         self.core = engine(
             layout=one_group() if groups == 1 else two_groups(),
-            slabs=self.random.choice((11, 14, 20, 40)) * groups,
+            slabs=self.random.choice((11, 11, 14, 30)) * groups,
             seqs=self.seats,
             budget=self.budget,
             context=60,
@@ -155,8 +155,8 @@ class ByHand:
         prompt = [r.randrange(20, VOCAB - 2) for _ in range(r.randint(1, 14))]
         if kind > 0.92:
             prompt[0] = SICK
-        most = r.choice((0, 1, 2, 5, 9, 14))
-        true = r.randint(1, 12) if r.random() < 0.5 and most else None
+        most = min(33 - len(prompt), r.choice((0, 1, 5, 9, 14, 24, 24)))
+        true = r.randint(1, 20) if r.random() < 0.4 and most else None
         eos = (EOS,) if true is not None else ()
         return request(prompt, most, name=name, priority=r.choice((0, 0, 1)), eos=eos, true_output=true), None
 
