@@ -44,7 +44,7 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
         if closed is not None:
             draft.bound_by = draft.bound_by or closed
             return
-        looked += 1
+        looked += first_blocked is not None
         costs = _try_to_seat(scheduler, draft, sequence, promised, committed)
         if costs is None:
             draft.bound_by = "kv_blocks"
