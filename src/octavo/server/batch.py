@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from starlette.types import ASGIApp
 
 from octavo.engine.engine import Engine, Observer
+from octavo.scheduling.events import Event, Finished
 from octavo.server.app import create_app
 from octavo.server.async_llm import AsyncLLM
 from octavo.server.in_process import Reply, post
@@ -69,25 +70,20 @@ def answer_rows(
 
     Returns early on SIGINT or SIGTERM, and when the engine dies; what `write` raises ends the run too.
     """
-    return asyncio.run(_main(engine, settings, rows, write, observers, keep_order))
+    seats = engine.core.scheduler.limits.max_num_seqs + SPARE_ROWS
+    most_open = seats * KEPT_FACTOR if keep_order else seats
+    written = _Written(write, keep_order=keep_order)
 
+    async def main() -> Ended:
+        service = Service(AsyncLLM(engine), settings)
+        try:
+            await service.start()
+            service.llm.observers += observers
+            return await _Run(service, written, most_open).until_ended(rows)
+        finally:
+            await service.stop()
 
-async def _main(
-    engine: Engine,
-    settings: ServerSettings,
-    rows: Iterator[Sendable | dict[str, Any]],
-    write: Write,
-    observers: list[Observer],
-    keep_order: bool,  # noqa: FBT001
-) -> Ended:
-    service = Service(AsyncLLM(engine), settings)
-    try:
-        await service.start()
-        service.llm.observers += observers
-        most_open = (engine.core.scheduler.limits.max_num_seqs + SPARE_ROWS) * (KEPT_FACTOR if keep_order else 1)
-        return await _Run(service, _Written(write, keep_order=keep_order), most_open).until_ended(rows)
-    finally:
-        await service.stop()
+    return asyncio.run(main())
 
 
 class _Written:
@@ -122,6 +118,8 @@ class _Run:
         self._over = asyncio.Event()
         self._ended = Ended()
         self._failure: BaseException | None = None
+        self._cause = "the log says why"
+        service.llm.observers.append(self._note_failure)
 
     async def until_ended(self, rows: Iterator[Sendable | dict[str, Any]]) -> Ended:
         with self._signals():
@@ -153,7 +151,7 @@ class _Run:
     async def _answer(self, place: int, row: Sendable) -> None:
         reply = await post(self._app, row.url, row.body)
         if reply.status >= 500 and not self._service.llm.is_alive:
-            self._end(Ended(engine_died=self._service.llm.engine.dead or reply.body["error"]["message"]))
+            self._end(Ended(engine_died=self._cause))
             return
         try:
             self._put(place, _result(row, reply))
@@ -165,6 +163,11 @@ class _Run:
         if not self._over.is_set():
             for _ in range(self._written.put(place, answer)):
                 self._room.release()
+
+    def _note_failure(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Finished) and event.error is not None:
+                self._cause = event.error
 
     def _end(self, why: Ended) -> None:
         if not self._over.is_set():

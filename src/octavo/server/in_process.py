@@ -38,7 +38,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Reply:
             await asyncio.Event().wait()  # the client stays: this never comes back, and is cancelled in the end
         return unsent.pop()
 
-    async def send(message: Message) -> None:  # noqa: RUF029 - as ASGI has it
+    async def send(message: Message) -> None:
         sent.append(message)
 
     with suppress(Exception):  # the app has logged it, and answered 500
