@@ -7,6 +7,7 @@ so that characters are split over tokens, and its chats are ChatML, ended by `<|
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 from tests.pure.worlds import VOCAB, engine
@@ -92,6 +94,14 @@ class Running:
     service: Service
     said: list[str]
     lines: list[str]
+    connections: list[http.client.HTTPConnection]
+
+    def begin(self, path: str, body: dict[str, Any]) -> http.client.HTTPConnection:
+        """Send a request and read nothing of the answer."""
+        opened = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=PATIENCE_S)
+        self.connections.append(opened)
+        opened.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        return opened
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
@@ -169,7 +179,12 @@ def served(
     try:
         assert ready.wait(PATIENCE_S), "the server did not say that it is ready"
         with httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False) as client:
-            yield Running(url, client, core, service, said, lines)
+            running = Running(url, client, core, service, said, lines, [])
+            try:
+                yield running
+            finally:
+                for connection in running.connections:
+                    connection.close()
     finally:
         executor = core.executor
         if isinstance(executor, Slow):

@@ -6,6 +6,7 @@ happens on the way, the generation is closed and one line is logged.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from octavo.server.answers import Answer, records_of, usage_of
 from octavo.server.errors import ApiError, json_response
 from octavo.server.generation import Asked, ClientLeft, Generation, failed
 from octavo.server.service import Service
-from octavo.server.sse import EventStream
+from octavo.server.sse import EventStream, Life
 
 CLIENT_LEFT = 499
 """Seen by nobody but the log."""
@@ -45,9 +46,10 @@ async def answer(service: Service, request: Request, asked: Asked, wanted: Wante
         await generation.open()
         headers = {"X-Request-Id": asked.request_id, **wanted.headers}
         if wanted.stream:
-            finish = stack.pop_all().close
             batches = _batches(generation, wanted)
-            return EventStream(batches, finish, headers=headers, send_timeout_s=service.settings.send_timeout_s)
+            trouble = functools.partial(service.log.trouble, request_id=asked.request_id)
+            life = Life(finish=stack.pop_all().close, lost=generation.lose, trouble=trouble)
+            return EventStream(batches, life, headers=headers, send_timeout_s=service.settings.send_timeout_s)
         try:
             async for deltas in generation:
                 for delta in deltas:
@@ -79,7 +81,6 @@ def _usage(generation: Generation) -> dict[str, Any]:
 
 def _end(service: Service, request: Request, generation: Generation, wanted: Wanted) -> None:
     """Close and log."""
-    ended = len(generation.finish_reasons) == generation.asked.choices
     generation.close()
     if generation.error is not None:
         service.log.trouble(generation.error, request_id=generation.asked.request_id)
@@ -91,7 +92,7 @@ def _end(service: Service, request: Request, generation: Generation, wanted: Wan
         stream=wanted.stream,
         choices=generation.asked.choices,
         finish_reasons=[reason for _, reason in sorted(generation.finish_reasons.items())],
-        client_left=generation.left or (not ended and generation.opened),
+        client_left=generation.left,
         records=records_of(generation.records),
     )
 

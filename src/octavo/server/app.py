@@ -37,7 +37,7 @@ MAX_URL_CHARS = 2048
 
 def create_app(service: Service) -> Starlette:
     def route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
-        return Route(path, functools.partial(endpoint, service), methods=[method])
+        return Route(path, functools.partial(_guarded(endpoint), service), methods=[method])
 
     routes = [
         route("/v1/models", models),
@@ -64,15 +64,22 @@ def create_app(service: Service) -> Starlette:
         )
         middleware.insert(0, cors)
 
-    async def failed(request: Request, error: Exception) -> Response:
-        service.log.trouble("".join(traceback.format_exception(error)), path=request.url.path)
-        return internal_error().response()
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
 
-    return Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: failed},
-    )
+
+def _guarded(endpoint: Endpoint) -> Endpoint:
+    """The same endpoint, whose errors become answers; one that is octavo's own fault is told to the log alone."""
+
+    async def guarded(service: Service, request: Request) -> Response:
+        try:
+            return await endpoint(service, request)
+        except ApiError as error:
+            return error.response()
+        except Exception:  # noqa: BLE001 - whatever it is, the client gets an answer and the log the cause
+            service.log.trouble(traceback.format_exc(), path=request.url.path)
+            return internal_error().response()
+
+    return guarded
 
 
 def _counted(endpoint: Endpoint) -> Endpoint:
@@ -154,10 +161,6 @@ def _model_card(service: Service, name: str) -> dict[str, object]:
         "max_model_len": service.context,
         "permission": [],
     }
-
-
-async def _api_error(_request: Request, error: Exception) -> Response:
-    return error.response() if isinstance(error, ApiError) else internal_error().response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -58,7 +58,6 @@ class Generation:
         self.error: str | None = None
         """Why the engine ended it, if it did."""
         self.left = False
-        self._taken = False
         self._llm = llm
         self._room = room
         self._news = asyncio.Event()
@@ -81,7 +80,6 @@ class Generation:
         if errors:
             self.close()
             raise errors[0]
-        self._taken = True
 
     async def _submit(self, i: int, prompt: Sequence[int]) -> None:
         names = self.asked.names
@@ -119,10 +117,9 @@ class Generation:
             if deltas:
                 yield deltas
 
-    @property
-    def opened(self) -> bool:
-        """Every prompt was taken by the engine."""
-        return self._taken
+    def lose(self) -> None:
+        """Nobody reads the answer any more."""
+        self.left = True
 
     def close(self) -> None:
         self._watch.cancel()
@@ -143,7 +140,7 @@ class Generation:
         with suppress(asyncio.CancelledError):
             while (await receive())["type"] != "http.disconnect":
                 pass
-            self.left = True
+            self.lose()
             self._news.set()
 
 

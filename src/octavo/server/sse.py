@@ -8,13 +8,15 @@ reads nothing for `send_timeout_s` counts as gone.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.errors import encode_json
+from octavo.server.errors import encode_json, internal_error
 from octavo.server.generation import ClientLeft
 
 DONE = b"data: [DONE]\n\n"
@@ -22,32 +24,56 @@ DONE = b"data: [DONE]\n\n"
 Batches = AsyncIterator[list[Mapping[str, Any]]]
 
 
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    return b"data: " + encode_json(chunk) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Who is told how a stream ends."""
+
+    finish: Callable[[], None]
+    """Called once, in the end, whatever happened."""
+    lost: Callable[[], None]
+    """Nobody reads any more."""
+    trouble: Callable[[str], None]
+    """Something is wrong inside; for the log."""
+
+
 class EventStream(Response):
-    """Sends what `batches` yields; `finish` is called once in the end, whatever happened."""
+    """Sends what `batches` yields."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, batches: Batches, finish: Callable[[], None], *, headers: Mapping[str, str], send_timeout_s: float
-    ) -> None:
+    def __init__(self, batches: Batches, life: Life, *, headers: Mapping[str, str], send_timeout_s: float) -> None:
         super().__init__(None, 200, {**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._batches = batches
-        self._finish = finish
+        self._life = life
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await self._within(send(start))
-            async for batch in self._batches:
-                body = b"".join(b"data: " + encode_json(chunk) + b"\n\n" for chunk in batch)
+            async for body in self._encoded():
                 await self._within(send({"type": "http.response.body", "body": body, "more_body": True}))
             await self._within(send({"type": "http.response.body", "body": DONE}))
         except (ClientLeft, TimeoutError, OSError):
-            pass  # nobody reads: without its last event the connection is closed by the server
+            self._life.lost()  # without its last event the connection is closed by the server
         finally:
-            self._finish()
+            self._life.finish()
+
+    async def _encoded(self) -> AsyncIterator[bytes]:
+        """The events; one last event where something is wrong inside, which the log is told."""
+        try:
+            async for batch in self._batches:
+                yield b"".join(_event(chunk) for chunk in batch)
+        except ClientLeft:
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is, the client gets an answer and the log the cause
+            self._life.trouble(traceback.format_exc())
+            yield _event(internal_error().body())
 
     async def _within(self, sending: Awaitable[None]) -> None:
         async with asyncio.timeout(self._send_timeout_s):
