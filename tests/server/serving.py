@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -141,6 +142,7 @@ def served(
     *,
     tokenizer: Any = "bytes",
     eos: tuple[int, ...] = (END,),
+    send_buffer: int | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     core = core or make_core()
@@ -150,6 +152,8 @@ def served(
     asked = ServerSettings(port=0, **settings)
     service = Service(AsyncLLM(built), asked)
     bound = bind(asked)
+    if send_buffer is not None:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections inherit it
     said: list[str] = []
     lines: list[str] = []
     service.log._write = lines.append

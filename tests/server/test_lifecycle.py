@@ -92,7 +92,7 @@ def narrow_reader(server: Running, body: dict[str, Any]) -> socket.socket:
     raw = json.dumps(body).encode()
     host, port = urlsplit(server.url).netloc.split(":")
     opened = socket.socket()
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NARROW)
     opened.settimeout(PATIENCE_S)
     opened.connect((host, int(port)))
     opened.sendall(
@@ -102,8 +102,9 @@ def narrow_reader(server: Running, body: dict[str, Any]) -> socket.socket:
     return opened
 
 
-MUCH: dict[str, Any] = {"prompt": "abc", "max_tokens": 9_000, "stream": True, "logprobs": 20}
-"""Some 8 MB of events: more than the buffers of two sockets hold."""
+MUCH: dict[str, Any] = {"prompt": "abc", "max_tokens": 3_000, "stream": True, "logprobs": 20}
+"""A megabyte of events: more than a narrow reader and a small send buffer hold."""
+NARROW = 16_384
 
 
 def roomy_core() -> EngineCore:
@@ -112,7 +113,7 @@ def roomy_core() -> EngineCore:
 
 def test_a_reader_that_reads_nothing_stalls_nobody_and_misses_nothing() -> None:
     core = roomy_core()
-    with served(core) as server, narrow_reader(server, MUCH) as slow:
+    with served(core, send_buffer=NARROW) as server, narrow_reader(server, MUCH) as slow:
         server.until(lambda: bool(core.scheduler.running.order.size), "the slow one runs")
         for i in range(20):
             answer = server.post(COMPLETIONS, {"prompt": f"n{i:02d}", "max_tokens": 3})
@@ -123,13 +124,13 @@ def test_a_reader_that_reads_nothing_stalls_nobody_and_misses_nothing() -> None:
             raw += part
     # Events are found whatever sizes of chunks lie between.
     chunks = [json.loads(part.split(b"\n\n")[0]) for part in raw.split(b"data: ")[1:-1]]
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abc" * 3_000
-    assert len(chunks) < 9_000, "what a slow reader has not read is merged"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abc" * 1_000
+    assert len(chunks) < 2_000, "what a slow reader has not read is merged"
     assert b"data: [DONE]" in raw[-60:]
 
 
 def test_a_reader_that_reads_nothing_for_too_long_counts_as_gone() -> None:
-    with served(roomy_core(), send_timeout_s=0.3) as server, narrow_reader(server, MUCH):
+    with served(roomy_core(), send_buffer=NARROW, send_timeout_s=0.3) as server, narrow_reader(server, MUCH):
         server.until(lambda: bool(server.lines), "it is given up")
         assert server.log()[0]["client_left"] is True
         server.until_empty()
