@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ import uvicorn
 
 from octavo.errors import ConfigError
 from octavo.server.app import create_app
+from octavo.server.request_log import RequestLog
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
 
@@ -38,6 +40,17 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _IntoLog(logging.Handler):
+    """What uvicorn complains of, as a line of the log."""
+
+    def __init__(self, log: RequestLog) -> None:
+        super().__init__(logging.ERROR)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.trouble(record.getMessage())
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -83,6 +96,9 @@ async def run(service: Service, bound: socket.socket, say: Say) -> int:
         timeout_graceful_shutdown=LAST_WORDS_S,
     )
     server = _Server(config)
+    complaints = logging.getLogger("uvicorn.error")
+    complaints.addHandler(_IntoLog(service.log))
+    complaints.propagate = False
     await service.start()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     announcing = asyncio.create_task(_announce(server, serving, service, bound, say))
@@ -96,6 +112,7 @@ async def run(service: Service, bound: socket.socket, say: Say) -> int:
     finally:
         announcing.cancel()
         stopping.close()
+        complaints.handlers.clear()
         alive = service.lifecycle.engine_alive
         await service.stop()
     return 0 if alive else 1
