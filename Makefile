@@ -88,6 +88,7 @@ $(VENV):
 $(DEV): $(VENV)
 	@echo "Installing octavo and its tools into .venv"
 	@$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps xgrammar
 	@rm -f $(STAMPS)/dev-* && touch $@
 
 $(MODEL): $(VENV)

@@ -21,6 +21,7 @@ from octavo.models.verify import require_served
 from octavo.policy.bundle import Policies
 from octavo.runtime.device import Device, device_facts, resolve_device
 from octavo.runtime.executor import TorchExecutor
+from octavo.runtime.grammar import Grammars
 from octavo.runtime.sampler import Sampler
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore
@@ -60,13 +61,15 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     )
     deployment = decide(config, geometry, facts)
     notes = fix_rope(loaded.model, deployment.max_model_len)
-    core = build_core(config, deployment, loaded, backend)
+    grammars = None if loaded.tokenizer is None else Grammars(loaded.tokenizer, _vocab_size(loaded))
+    core = build_core(config, deployment, loaded, backend, grammars)
     intake = Intake(
         loaded.tokenizer,
         defaults=loaded.generation.sampling,
         eos_token_ids=loaded.generation.eos_token_ids,
         vocab_size=core.scheduler.limits.vocab_size,
         seed=config.model.seed,
+        grammars=grammars,
     )
     engine = Engine(core, intake, deployment)
     engine.notes = (*loaded.notes, served, *notes)
@@ -74,14 +77,20 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     return engine
 
 
-def build_core(config: Config, deployment: Deployment, loaded: LoadedModel, backend: AttentionBackend) -> EngineCore:
+def build_core(
+    config: Config,
+    deployment: Deployment,
+    loaded: LoadedModel,
+    backend: AttentionBackend,
+    grammars: Grammars | None = None,
+) -> EngineCore:
     """The scheduler and the executor over one pool of `deployment.slabs`."""
     policies = Policies.named(
         allocation=config.cache.allocation,
         batching=config.scheduler.batching,
         admission=config.scheduler.admission,
     )
-    vocab_size = loaded.model.get_output_embeddings().weight.shape[0]
+    vocab_size = _vocab_size(loaded)
     rows = deployment.max_num_seqs
     cache = KVCache(deployment.layout, deployment.slabs, rows, contiguous=policies.allocation.contiguous)
     limits = Limits(
@@ -97,8 +106,13 @@ def build_core(config: Config, deployment: Deployment, loaded: LoadedModel, back
         deployment.layout,
         deployment.slabs,
         rows=rows,
-        sampler=Sampler(rows, vocab_size, loaded.model.device),
+        sampler=Sampler(rows, vocab_size, loaded.model.device, grammars),
         backend=backend,
     )
     audit = Audit() if config.engine.audit else None
     return EngineCore(Scheduler(cache, limits, policies), executor, depth=config.engine.pipeline_depth, audit=audit)
+
+
+def _vocab_size(loaded: LoadedModel) -> int:
+    """The width of the logits, which may exceed the tokenizer's vocabulary."""
+    return int(loaded.model.get_output_embeddings().weight.shape[0])

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from octavo.errors import RequestError, shorten
+from octavo.runtime.grammar import Grammars
 from octavo.scheduling.request import MAX_SEED, Request, SamplingParams, prompt_array
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
@@ -40,8 +41,10 @@ class Intake:
         eos_token_ids: tuple[int, ...],
         vocab_size: int,
         seed: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._grammars = grammars
         self.eos_token_ids = eos_token_ids
         self.defaults = defaults
         self._vocab_size = vocab_size
@@ -61,6 +64,7 @@ class Intake:
         array = prompt_array(token_ids, vocab_size=self._vocab_size)
         if self.tokenizer is None and params.stop:
             raise RequestError("stop", params.stop, "there is no tokenizer to find strings with; use stop_token_ids")
+        self._compile(params)
         final = params.with_defaults(self.defaults)
         if final.seed is None:
             final = replace(final, seed=self._seeds.randint(0, MAX_SEED))
@@ -76,6 +80,15 @@ class Intake:
             for choice in range(final.n)
         )
         return Prepared(request_id, text, tuple(array.tolist()), final, requests)
+
+    def _compile(self, params: SamplingParams) -> None:
+        """Compile the grammar here, in the caller's thread, so that no step waits for it."""
+        asked = params.structured_outputs
+        if asked is None:
+            return
+        if self._grammars is None:
+            raise RequestError("structured_outputs", asked, "needs a tokenizer; leave out skip_tokenizer_init")
+        self._grammars.check(params, self.eos_token_ids)
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Any]:
         if isinstance(prompt, str):

@@ -1,10 +1,11 @@
 """Chooses one token per row of logits, by that row's own parameters.
 
 Owns the rows' sampling parameters, penalty counts and the draw. It does not own the logits (it never
-writes to them), nor when a sequence ends. The order of the rules is vLLM's: raw log-probabilities;
-logit bias; min_tokens; penalties (repetition, frequency, presence); temperature; min-p; top-k; top-p;
-then the inverse of the cumulative distribution, in token-id order, at one uniform per (seed, choice,
-position). Equal logits are ordered by token id, the lowest first, everywhere.
+writes to them), nor when a sequence ends. The order of the rules is vLLM's: raw log-probabilities; the
+grammar's mask; logit bias; min_tokens, except where the grammar allows nothing but an end; penalties
+(repetition, frequency, presence); temperature; min-p; top-k; top-p; then the inverse of the cumulative
+distribution, in token-id order, at one uniform per (seed, choice, position). Equal logits are ordered by
+token id, the lowest first, everywhere.
 
 Invariant: a row's token depends on its own logits and parameters alone, bit for bit. Floating-point sums
 depend on the shape of the batch, so none is taken: single values are computed (a maximum, a difference, an
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from octavo.errors import InvariantViolation
 from octavo.memory.values import Int32, Int64
+from octavo.runtime.grammar import Follower, Languages
 from octavo.runtime.uniform import uniforms
 from octavo.scheduling.plan import NO_TOKEN, Admission, TokenLogprobs
 from octavo.scheduling.request import Request, SamplingParams
@@ -82,9 +84,12 @@ class _Seen:
 class Sampler:
     """Sampling state of `rows` rows. `admit` gives a row to a sequence; `sample` chooses tokens."""
 
-    def __init__(self, rows: int, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self, rows: int, vocab_size: int, device: torch.device | str, languages: Languages | None = None
+    ) -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        self._languages = languages
         self._unit = 2.0 ** min(WEIGHT_BITS, 61 - vocab_size.bit_length())
         self._slice = max(1, _SLICE_ELEMENTS.get(self.device.type, 2**20) // vocab_size)
         self._plain = np.ones(rows, np.bool_)  # greedy without a rule: argmax is all there is to do
@@ -99,6 +104,8 @@ class Sampler:
         self._ban_until = np.zeros(rows, np.int64)
         self._has_bias = np.zeros(rows, np.bool_)
         self._has_seen = np.zeros(rows, np.bool_)
+        self._has_grammar = np.zeros(rows, np.bool_)
+        self._followers: dict[int, Follower] = {}
         self._bans: dict[int, Int64] = {}
         self._bias: dict[int, tuple[Int64, npt.NDArray[np.float32]]] = {}
         self._seen: dict[int, _Seen] = {}
@@ -119,10 +126,11 @@ class Sampler:
         self._seed[row] = params.seed or 0
         self._choice[row] = request.choice
         self._logprobs[row] = -1 if params.logprobs is None else min(params.logprobs, self.vocab_size)
-        for kept in (self._bans, self._bias, self._seen):
+        for kept in (self._bans, self._bias, self._seen, self._followers):
             kept.pop(row, None)
         self._set_rules(row, request, params, admission.outputs)
-        ruled = self._has_bias[row] or self._has_seen[row] or self._ban_until[row] > 0
+        self._set_grammar(row, request, admission.outputs)
+        ruled = self._has_grammar[row] or self._has_bias[row] or self._has_seen[row] or self._ban_until[row] > 0
         self._plain[row] = not (random or ruled or self._logprobs[row] >= 0)
 
     def _set_rules(self, row: int, request: Request, params: SamplingParams, outputs: Int32) -> None:
@@ -140,6 +148,14 @@ class Sampler:
         if any(penalties):
             self._seen[row] = _Seen(params, request.prompt_token_ids, outputs, self.vocab_size)
 
+    def _set_grammar(self, row: int, request: Request, outputs: Int32) -> None:
+        asked = request.params.structured_outputs
+        self._has_grammar[row] = asked is not None
+        if asked is not None:
+            if self._languages is None:
+                raise InvariantViolation("structured outputs have grammars", f"request {request.request_id!r}")
+            self._followers[row] = self._languages.follow(asked, request.stop_ids, outputs)
+
     def sample(self, logits: Tensor, rows: Int32, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
         """One token for each row of `logits` [R, vocab], and the log-probabilities asked for, by index into R.
 
@@ -152,10 +168,13 @@ class Sampler:
         if self._plain[rows].all():
             return tokens, {}
         ruled = self._has_bias[rows] | self._has_seen[rows] | (positions < self._ban_until[rows])
+        ruled |= self._has_grammar[rows]
         for part in self._parts((ruled | self._random[rows]) & valid):
             self._choose(logits, part, rows, positions, tokens)
         for i in np.flatnonzero(self._has_seen[rows] & (tokens >= 0)):
             self._seen[int(rows[i])].add(int(tokens[i]))
+        for i in np.flatnonzero(self._has_grammar[rows] & (tokens >= 0)):
+            self._followers[int(rows[i])].accept(int(tokens[i]))
         logprobs: dict[int, TokenLogprobs] = {}
         for part in self._parts((self._logprobs[rows] >= 0) & (tokens >= 0)):
             self._report(logits, part, rows, tokens, logprobs)
@@ -171,6 +190,7 @@ class Sampler:
         """Apply the rules to the logits rows in `part`, then choose their tokens into `tokens`."""
         work = logits[self._to_device(part)].float()  # a copy [P, vocab]: indexing never aliases
         seats = rows[part]
+        self._apply_grammars(work, seats)
         self._apply_bias(work, seats)
         self._apply_bans(work, seats, positions[part])
         self._apply_penalties(work, seats)
@@ -182,6 +202,16 @@ class Sampler:
             best[draw] = self._draw(some, peaks[draw], seats[draw], positions[part[draw]])
         tokens[part] = best
 
+    def _apply_grammars(self, work: Tensor, seats: Int32) -> None:
+        found = np.flatnonzero(self._has_grammar[seats])
+        if not len(found):
+            return
+        words = self._to_device(np.stack([self._followers[int(seats[i])].allowed() for i in found]))
+        bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=self.device) & 1  # [F, words, 32]
+        allowed = bits.bool().flatten(1)[:, : self.vocab_size]
+        places = self._to_device(found)
+        work[places] = work[places].masked_fill_(~allowed, -math.inf)
+
     def _apply_bias(self, work: Tensor, seats: Int32) -> None:
         found = [(i, *self._bias[int(seats[i])]) for i in np.flatnonzero(self._has_bias[seats])]
         if found:
@@ -190,10 +220,14 @@ class Sampler:
             work.view(-1).index_add_(0, self._to_device(places), self._to_device(added))
 
     def _apply_bans(self, work: Tensor, seats: Int32, positions: Int64) -> None:
-        banned = np.flatnonzero(positions < self._ban_until[seats])
-        if len(banned):
+        early = np.flatnonzero(positions < self._ban_until[seats])
+        banned = [i for i in early if not self._must_end(int(seats[i]))]
+        if banned:
             places = np.concatenate([i * self.vocab_size + self._bans[int(seats[i])] for i in banned])
             work.view(-1).index_fill_(0, self._to_device(places), -math.inf)
+
+    def _must_end(self, seat: int) -> bool:
+        return bool(self._has_grammar[seat]) and self._followers[seat].must_end
 
     def _apply_penalties(self, work: Tensor, seats: Int32) -> None:
         found = [(i, self._seen[int(seats[i])]) for i in np.flatnonzero(self._has_seen[seats])]
