@@ -160,6 +160,41 @@ def test_the_device_is_busy_for_the_share_of_the_window_in_which_steps_ran() -> 
         assert busy == pytest.approx(share, abs=0.02)
 
 
+def test_a_long_step_counts_with_the_part_of_it_that_lies_in_the_window() -> None:
+    cost = SimExecutor(OneSecond())
+    core = engine(executor=cost)
+    now = [0.0]
+    metrics = Metrics(core, MODEL, clock=lambda: now[0])
+    core.submit(request(3, 2), 0.0)
+    cost.clock_s = 24.0  # as if the first step took from 0 to 25
+    metrics.observe(core.step(0.0))
+    metrics.observe(core.step(39.0))
+    now[0] = 40.0
+    assert value(scraped(metrics), "device_busy_ratio") == pytest.approx((25 - 10 + 1) / 30)
+
+
+def test_a_sequence_that_its_stop_string_ends_while_it_stands_aside_keeps_its_own_times() -> None:
+    core = engine(slabs=5, seqs=2)
+    metrics = watched(core)
+    first, second = core.submit(request(7, 12), 0.0), core.submit(request(7, 12, seed=1), 0.0)
+    now = 0.0
+    while second in core.scheduler.running.sequence_id or not now:
+        metrics.observe(core.step(now))
+        now += 1.0
+    assert first in core.scheduler.running.sequence_id, "the younger one gave way"
+    outputs = len(core.scheduler._sequences[second].outputs)
+    for _ in range(3):
+        metrics.observe(core.step(now))
+        now += 1.0
+    core.abort(second, now, "stop")
+    metrics.observe(core.step(now))
+    series = scraped(metrics)
+    assert outputs > 1
+    assert value(series, "finished_total", reason="stop") == 1
+    assert value(series, "time_per_output_token_seconds_count") == 1
+    assert value(series, "time_per_output_token_seconds_sum") == 1.0, "a token a second until it gave way"
+
+
 # -- faults -------------------------------------------------------------------------------------
 
 
