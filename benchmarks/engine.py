@@ -81,7 +81,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--kv-share", type=float, default=1.0, help="KV blocks, as a share of what all requests need at once")
     add("--block-size", type=int, default=16, help="tokens per block of octavo (default 16)")
     add("--max-num-batched-tokens", type=int, default=1024, help="tokens a step at most, octavo's and continuous HF's")
-    add("--padded-batch", type=int, default=8, help="requests in a padded batch (default 8)")
+    add("--padded-batch", type=int, default=16, help="requests in a padded batch (default 16, the best for W2)")
     add(
         "--hf-page-size", type=int, default=256, help="tokens per block of continuous HF (default 256, its own default)"
     )
