@@ -78,6 +78,7 @@ def test_many_clients_that_leave_at_any_moment_lose_no_block() -> None:
             thread.start()
         for thread in threads:
             thread.join()
+        server.until(lambda: len(server.lines) == 60, "the server has noticed everybody's leave")
         server.until_empty()
         assert server.service.room.requests == server.service.room.tokens == 0
         assert server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 4}).json()["choices"][0]["text"] == "abca"

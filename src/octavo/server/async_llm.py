@@ -9,6 +9,7 @@ merged in its mailbox; it stalls nobody. Leaving an iterator aborts its request.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -146,19 +147,38 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
-        arrived_s: float | None = None,
-        news: asyncio.Event | None = None,
     ) -> Opened:
-        """Open a request and return as soon as the engine has accepted it.
+        """Open a request and return as soon as the engine has accepted it."""
+        return await self.open(await self.prepare(prompt, sampling_params, request_id, priority=priority))
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> Prepared:
+        """Check and encode a request, in a thread where a grammar may have to be compiled. Raises `RequestError`."""
+        prepare = functools.partial(
+            self.engine.intake.prepare, self._name(request_id), prompt, sampling_params, priority=priority
+        )
+        if sampling_params is not None and sampling_params.structured_outputs is not None:
+            return await asyncio.to_thread(prepare)
+        return prepare()
+
+    async def open(
+        self, prepared: Prepared, *, arrived_s: float | None = None, news: asyncio.Event | None = None
+    ) -> Opened:
+        """Submit a prepared request; return as soon as the engine has accepted it.
 
         `news` is set whenever there is something to take. `arrived_s` is when the request reached the
-        caller, on the engine's clock, where that is not now.
+        caller, on the engine's clock, where that is not now. Raises `RequestError` if it can never be served.
         """
         self._start()
-        name = self._name(request_id)
+        name = prepared.request_id
         if name in self._streams or name in self._opening:
             raise RequestError("request_id", name, "is in use; give every open request its own")
-        prepared = self.engine.intake.prepare(name, prompt, sampling_params, priority=priority)
         mailbox = Mailbox(len(prepared.requests), news or asyncio.Event())
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opening.add(name)

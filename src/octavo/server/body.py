@@ -96,7 +96,9 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
             if got > limit_bytes * DISCARDED_BODIES:
                 break
     except ClientDisconnect:
-        raise ApiError(400, "the client left before its request was complete", code="client_left") from None
+        error = ApiError(400, "the client left before its request was complete", code="client_left")
+        error.counted = True  # nobody was refused
+        raise error from None
     if got > limit_bytes:
         raise _too_large(f"{max(got, size):,}", limit_bytes)
     return b"".join(parts)

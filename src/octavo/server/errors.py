@@ -72,7 +72,7 @@ def refused(error: RequestError, *, names: Mapping[str, str] | None = None, subm
     message = f"{param}={shorten(error.value)}: {error.remedy}"
     sized = isinstance(error, CapacityError) or (submitted and error.field in SIZE_FIELDS)
     answer = ApiError(400, message, param=param, code=CONTEXT if sized else "invalid_value")
-    answer.counted = submitted and error.field != "request_id"
+    answer.counted = submitted
     return answer
 
 

@@ -82,23 +82,21 @@ class Generation:
             raise errors[0]
 
     async def _submit(self, i: int, prompt: Sequence[int]) -> None:
-        names = self.asked.names
-        if len(self.asked.prompts) > 1:
+        asked, names = self.asked, self.asked.names
+        name = asked.request_id
+        if len(asked.prompts) > 1:
+            name = f"{name}-{i}"
             names = names | {"prompt": f"prompt[{i}]", "prompt_token_ids": f"prompt[{i}]"}
         try:
-            opened = await self._llm.submit(
-                list(prompt),
-                self.asked.params,
-                f"{self.asked.request_id}-{i}" if len(self.asked.prompts) > 1 else self.asked.request_id,
-                priority=self.asked.priority,
-                arrived_s=self.asked.arrived_s,
-                news=self._news,
-            )
+            prepared = await self._llm.prepare(list(prompt), asked.params, name, priority=asked.priority)
+        except RequestError as error:
+            raise refused(error, names=names) from None
+        try:
+            self._opened[i] = await self._llm.open(prepared, arrived_s=asked.arrived_s, news=self._news)
         except RequestError as error:
             raise refused(error, names=names, submitted=True) from None
         except EngineDeadError as error:
             raise engine_dead(error) from None
-        self._opened[i] = opened
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         """What came since the last turn, at most one delta for each choice. Raises `ClientLeft`."""

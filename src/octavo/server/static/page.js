@@ -3,7 +3,7 @@
 const body = document.body, root = body.dataset.root, byId = (id) => document.getElementById(id);
 const isChat = body.dataset.mode === "chat";
 const talk = byId("talk"), form = byId("ask"), text = byId("text"), key = byId("key");
-let history = [], running = null, before = null;
+let turns = [], running = null, before = null;
 
 key.hidden = body.dataset.needsKey !== "yes";
 
@@ -84,7 +84,7 @@ async function ask(asked) {
   const reply = turn("assistant", ""), begun = performance.now();
   const wanted = { stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("limit").value) || 256 };
   if (byId("temperature").value !== "") wanted.temperature = Number(byId("temperature").value);
-  if (isChat) wanted.messages = [...history, { role: "user", content: asked }];
+  if (isChat) wanted.messages = [...turns, { role: "user", content: asked }];
   else wanted.prompt = asked;
   running = new AbortController();
   byId("stop").hidden = false;
@@ -105,7 +105,7 @@ async function ask(asked) {
   } catch (error) {
     if (error.name !== "AbortError") turn("error", error.message);
   }
-  if (answer) history.push({ role: "user", content: asked }, { role: "assistant", content: answer });
+  if (answer) turns.push({ role: "user", content: asked }, { role: "assistant", content: answer });
   running = null;
   byId("stop").hidden = true;
   byId("send").disabled = false;
@@ -125,5 +125,5 @@ text.addEventListener("keydown", (event) => {
   }
 });
 byId("stop").addEventListener("click", () => running?.abort());
-byId("clear").addEventListener("click", () => { running?.abort(); history = []; talk.replaceChildren(); text.focus(); });
+byId("clear").addEventListener("click", () => { running?.abort(); turns = []; talk.replaceChildren(); text.focus(); });
 refresh();
