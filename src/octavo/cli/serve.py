@@ -48,7 +48,7 @@ ServedModelName = Annotated[
 ChatTemplate = Annotated[
     str | None, _option(help="chat template: a Jinja file, or the template itself; the model's own if not given")
 ]
-RootPath = Annotated[str, _option(help="path under which a proxy shows this server, such as /octavo")]
+RootPath = Annotated[str, _option(help="path under which a proxy, which strips it, shows this server, such as /octavo")]
 AllowedOrigins = Annotated[
     list[str] | None,
     _option("--allowed-origins", help="origin whose pages may call this server; may be repeated", show_default=False),
