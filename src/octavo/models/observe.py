@@ -55,8 +55,14 @@ def observed_layers(model: PreTrainedModel, dtype: Dtype) -> tuple[LayerState, .
     witness = _Witness()
     ids = torch.zeros((1, 2), dtype=torch.long, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
-    with torch.inference_mode():
-        model(input_ids=ids, position_ids=positions, cache=witness, use_cache=True)
+    # A model that is being served attends to pages; to be observed it attends as it came.
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            model(input_ids=ids, position_ids=positions, cache=witness, use_cache=True)
+    finally:
+        model.set_attn_implementation(attention)
     if not witness.shapes:
         raise ModelError("model", type(model).__name__, "no layer of it stores keys and values")
     layers: list[LayerState] = []
