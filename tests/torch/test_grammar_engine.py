@@ -46,7 +46,8 @@ def mixed() -> tuple[list[list[int]], list[SamplingParams]]:
     """Greedy and sampled, with a grammar of each kind and without one."""
     person = StructuredOutputs("json_schema", json.dumps(SCHEMAS["person"]))
     languages = [OBJECT, None, person, None,
-                 StructuredOutputs("regex", "(ab|c){20,}d"), StructuredOutputs("ebnf", 'root ::= [a-f]+ "."')]  # fmt: skip
+                 StructuredOutputs("regex", "(ab|c){20,}d"),
+                 StructuredOutputs("ebnf", 'root ::= [a-f]+ "."')]  # fmt: skip
     params = [
         SamplingParams(structured_outputs=languages[i % 6], temperature=(0.0, 1.5)[i % 4 > 1], seed=i, max_tokens=40)
         for i in range(24)
