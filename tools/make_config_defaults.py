@@ -20,11 +20,13 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
 from octavo.geometry.fields import ALIASES
-from octavo.geometry.kinds import MARKERS
+from octavo.geometry.kinds import MARKERS, UNRULED
+from octavo.geometry.pattern import SPELLINGS
 
 TARGET = Path(__file__).parents[1] / "src" / "octavo" / "geometry" / "config_defaults.json"
 
@@ -54,6 +56,32 @@ SHAPING = (
     "moe_intermediate_size",
     "use_bidirectional_attention",
     "is_decoder",
+    "attn_layer_offset",
+    "linear_value_head_dim",
+    "linear_head_dim",
+    "short_conv_kernel_size",
+    "conv_kernel_size",
+    "conv1d_width",
+    "cca_time0",
+    "cca_time1",
+    "v_dim_factor",
+    "mamba_d_ssm",
+    "mamba_ssm_cache_dtype",
+    "mamba_ssm_dtype",
+    "inference_state_dtype",
+    "attention_hidden_size",
+    "window_size",
+    "H_cycles",
+    "L_cycles",
+    "num_layers_per_stack",
+    "loop_layer_index_start",
+    "loop_layer_index_end",
+    "loop_num_passes",
+    "index_kpool",
+    "index_topk_blocks",
+    "index_block_size",
+    "index_local_blocks",
+    "indexer_budget",
 )
 TEXT_PARTS = ("text_config", "thinker_config", "llm_config", "language_config")
 PROBE_LAYERS = 48
@@ -73,16 +101,21 @@ def build_table() -> dict[str, Any]:
     not_decoders: dict[str, str] = {}
     causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     sequence_to_sequence = set(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+    generating = causal | sequence_to_sequence
+    generating |= {*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
     text_types = set()
     for model_type in sorted(CONFIG_MAPPING.keys()):
         inner = text_part(CONFIG_MAPPING[model_type])
         if inner is not None and inner != model_type:
             wrappers[model_type] = inner
-            text_types.add(inner)
+            if model_type in generating or inner in causal:
+                text_types.add(inner)
     for model_type in sorted(CONFIG_MAPPING.keys()):
         cls = CONFIG_MAPPING[model_type]
         names = {f.name for f in fields(cls)}
-        if model_type in sequence_to_sequence or default_of(cls, "is_encoder_decoder") is True:
+        # a decoder behind an encoder of sound is a decoder of text
+        paired = model_type in sequence_to_sequence and wrappers.get(model_type) not in causal
+        if paired or default_of(cls, "is_encoder_decoder") is True:
             not_decoders[model_type] = "an encoder-decoder"
         elif model_type in wrappers and model_type not in text_types:
             continue
@@ -132,8 +165,9 @@ def default_of(cls: type, name: str) -> Any:
 def entry_of(cls: type) -> dict[str, Any]:
     names = {f.name for f in fields(cls)}
     own = {name: default_of(cls, name) for name in SHAPING if name in names}
-    kept = {name: value for name, value in own.items() if value is None or isinstance(value, (bool, int, str, list))}
-    for name in MARKERS:
+    own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+    kept = {name: v for name, v in own.items() if v is None or isinstance(v, (bool, int, float, str, list))}
+    for name in UNRULED:
         if name in kept and kept[name] is None:  # the class may fill it in: then it has that mechanism
             kept[name] = filled_in(cls, name)
     nested = getattr(cls, "sub_configs", {}).get("attn_config")
@@ -142,21 +176,15 @@ def entry_of(cls: type) -> dict[str, Any]:
             name: default_of(nested, name) for name in ("attn_type", "kv_n_heads") if hasattr(nested, name)
         }
     if "global_head_dim" not in names:
-        kept.update(override_of_full_layers(cls))
+        kept.update(overrides_by_kind(cls))
     entry: dict[str, Any] = {"fields": kept}
     if shifted := window_beyond_size(cls):
         entry["window_beyond_size"] = shifted
-    if counts_layers_apart(cls):
-        entry["counts_layers_apart"] = True
-    return {**entry, **window_rule(cls, names)}
-
-
-def counts_layers_apart(cls: type) -> bool:
-    """Whether the class keeps state for another number of layers than its file names."""
-    try:
-        return bool(cls(num_hidden_layers=7).num_hidden_layers != 7)
-    except Exception:  # noqa: BLE001 - spelled otherwise, or its other lists do not fit seven layers
-        return False
+    if counts_twice(cls, names):
+        entry["states_per_layer"] = 2
+    if rule := period_rule(cls, names):
+        entry["period_rule"] = rule
+    return {**entry, **index_schedule(cls, names), **window_rule(cls, names)}
 
 
 def filled_in(cls: type, name: str) -> Any:
@@ -167,16 +195,58 @@ def filled_in(cls: type, name: str) -> Any:
     return value if isinstance(value, (bool, int, str, list)) else None
 
 
-def override_of_full_layers(cls: type) -> dict[str, Any]:
-    """The head width that the class gives to its full-attention layers alone, if it does."""
+def counts_twice(cls: type, names: set[str]) -> bool:
+    """Whether the class keeps two states for each of its `num_layers`."""
+    if "num_layers" not in names or "num_hidden_layers" in names:
+        return False
+    try:
+        return bool(cls(num_layers=7).num_hidden_layers == 14)
+    except Exception:  # noqa: BLE001 - its other lists do not fit seven layers
+        return False
+
+
+def period_rule(cls: type, names: set[str]) -> dict[str, Any]:
+    """What precedes the periodic layers of the class, and of what kind they are, where not attention alone."""
+    if not {"attn_layer_period", "attn_layer_offset"} <= names:
+        return {}
+    period, offset = 5, 1
+    types = probe(cls, num_hidden_layers=23, attn_layer_period=period, attn_layer_offset=offset)
+    if types is None:
+        return {}
+    for start in range(period + 1):
+        kinds = {t for i, t in enumerate(types[start:]) if i % period == offset}
+        others = {t for i, t in enumerate(types[start:]) if i % period != offset}
+        if others == {"linear_attention"} and len(kinds) == 1:
+            rule = {"prefix": types[:start], "kind": kinds.pop()}
+            return {} if rule == {"prefix": [], "kind": "full_attention"} else rule
+    return {}
+
+
+def overrides_by_kind(cls: type) -> dict[str, Any]:
+    """Head width of full layers and kv heads of window layers, where the class gives those kinds their own."""
     try:
         config = cls(num_hidden_layers=12)
-        views, types = config.per_layer_config, config.layer_types
-        widths = {kind: views[types.index(kind)].head_dim for kind in ("full_attention", "sliding_attention")}
+        views, types = config.per_layer_config, [SPELLINGS.get(t, t) for t in config.layer_types]
+        full, sliding = (views[types.index(kind)] for kind in ("full_attention", "sliding_attention"))
+        widths, heads = (full.head_dim, sliding.head_dim), (full.num_key_value_heads, sliding.num_key_value_heads)
     except Exception:  # noqa: BLE001 - most classes have no such thing
         return {}
-    full, sliding = widths["full_attention"], widths["sliding_attention"]
-    return {"global_head_dim": full} if full != sliding else {}
+    learned: dict[str, Any] = {"global_head_dim": widths[0]} if widths[0] != widths[1] else {}
+    return {**learned, "swa_num_key_value_heads": heads[1]} if heads[0] != heads[1] else learned
+
+
+def index_schedule(cls: type, names: set[str]) -> dict[str, Any]:
+    """Which layers have an index of their own, where the class says so for itself."""
+    if "indexer_types" not in names:
+        return {}
+    types = probe(cls, "indexer_types", num_hidden_layers=PROBE_LAYERS)
+    if types is None or set(types) == {"full"}:
+        return {}
+    for prefix in range(4):
+        cycle = shortest_cycle(types[prefix:])
+        if cycle is not None and len(cycle) < PROBE_LAYERS // 4:
+            return {"index_prefix": types[:prefix], "index_cycle": cycle}
+    return {"index_prefix": [], "index_cycle": []}
 
 
 def window_beyond_size(cls: type) -> int:
@@ -190,7 +260,7 @@ def window_beyond_size(cls: type) -> int:
 
 def window_rule(cls: type, names: set[str]) -> dict[str, Any]:
     """Which layers the class gives a window when the file lists none, learned by asking the class."""
-    if not names & {"layer_types", "layers_block_type"}:
+    if not any(name in names or hasattr(cls, name) for name in ("layer_types", "layers_block_type")):
         return {}
     types = probe(cls, num_hidden_layers=PROBE_LAYERS)
     if types is None:
@@ -209,23 +279,29 @@ def window_rule(cls: type, names: set[str]) -> dict[str, Any]:
     by_pattern = probe(cls, num_hidden_layers=PROBE_LAYERS, sliding_window_pattern=5)
     heeds = {"heeds_window_pattern": True} if by_pattern not in (None, types) else {}
     shorter = probe(cls, num_hidden_layers=PROBE_LAYERS - 1)
-    cycle = shortest_cycle(types[:-1])
-    if cycle is None or shorter is None:
+    if shorter is None:
         return {"window_rule": "unknown"}
-    followed = [cycle[i % len(cycle)] for i in range(PROBE_LAYERS)]
-    if types == followed and shorter == followed[:-1]:
-        return {"layer_cycle": cycle, **heeds}
-    if types == [*followed[:-1], "full_attention"] and shorter == [*followed[:-2], "full_attention"]:
-        return {"layer_cycle": cycle, "last_layer_full": True, **heeds}
+    for prefix in range(4):
+        cycle = shortest_cycle(types[prefix:-1])
+        if cycle is None:
+            continue
+        start = {"layer_prefix": types[:prefix]} if prefix else {}
+        followed = [*types[:prefix], *(cycle[i % len(cycle)] for i in range(PROBE_LAYERS - prefix))]
+        if types == followed and shorter == followed[:-1]:
+            return {**start, "layer_cycle": cycle, **heeds}
+        if types == [*followed[:-1], "full_attention"] and shorter == [*followed[:-2], "full_attention"]:
+            return {**start, "layer_cycle": cycle, "last_layer_full": True, **heeds}
     return {"window_rule": "unknown"}
 
 
-def probe(cls: type, **options: Any) -> list[str] | None:
+def probe(cls: type, attribute: str = "layer_types", /, **options: Any) -> list[str] | None:
     try:
-        types = getattr(cls(**options), "layer_types", None)
+        types = getattr(cls(**options), attribute, None)
     except Exception:  # noqa: BLE001 - a class that does not take these options has no such rule
         return None
-    return list(types) if isinstance(types, (list, tuple)) and all(isinstance(t, str) for t in types) else None
+    if not isinstance(types, (list, tuple)) or not all(isinstance(t, str) for t in types):
+        return None
+    return [SPELLINGS.get(t, t) for t in types]
 
 
 def shortest_cycle(types: list[str]) -> list[str] | None:

@@ -1,6 +1,6 @@
-"""Published config files, trimmed to the fields that shape state: each is planned right or refused by name.
+"""Published config files, trimmed to the fields that shape state and weights: each has its geometry.
 
-The figures are (layers, kv heads, head dim) as the models' own papers and cards state them, in bf16;
+The figures are written out from the models' own papers and cards, in bf16, by what is needed;
 `published_configs.json` holds the files' fields and no figures.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16
 from octavo.geometry.from_config import geometry_from_config
+from octavo.geometry.model import ModelGeometry
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published_configs.json").read_text("utf-8"))
 
@@ -125,33 +125,76 @@ LATENT: dict[str, int] = {
     "zai-org/GLM-5.3-FP8": 78 * 576 + 21 * 128,
 }
 
-REFUSED: dict[str, str] = {
-    "LiquidAI/LFM2-1.2B": "short convolutions",
-    "MiniMaxAI/MiniMax-M3": "sparse attention",
-    "Qwen/Qwen3-Next-80B-A3B-Instruct": "linear attention",
-    "Qwen/Qwen3.5-27B": "linear attention",
-    "Qwen/Qwen3.5-35B-A3B": "linear attention",
-    "RWKV/rwkv-5-world-3b": "RWKV",
-    "Zyphra/Zamba2-2.7B": "state-space",
-    "ai21labs/AI21-Jamba-1.5-Large": "state-space",
-    "allenai/Olmo-Hybrid-7B": "linear attention",
-    "deepseek-ai/DeepSeek-V4-Flash": "no rule",
-    "ibm-ai-platform/Bamba-9B": "state-space",
-    "moonshotai/Kimi-K3": "linear attention",
-    "moonshotai/Kimi-Linear-48B-A3B-Instruct": "linear attention",
-    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "state-space",
-    "nvidia/Nemotron-H-56B-Base-8K": "state-space",
-    "nvidia/Qwen3.6-27B-NVFP4": "linear attention",
-    "nvidia/Qwen3.6-35B-A3B-NVFP4": "linear attention",
-    "state-spaces/mamba-2.8b": "state-space",
-    "state-spaces/mamba2-2.7b": "state-space",
-    "tiiuae/Falcon-H1-0.5B-Base": "state-space",
-    "tiiuae/falcon-mamba-7b": "state-space",
+F32, B16 = 4, 2
+
+CONSTANT: dict[str, tuple[int, int]] = {
+    # growing bytes per token, bytes per sequence: layers x (K - 1 columns + recurrence in float32)
+    "LiquidAI/LFM2-1.2B": (6 * 2 * 8 * 64 * 2, 10 * 2048 * 2 * B16),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (
+        12 * 2 * 2 * 256 * 2,
+        36 * ((2 * 16 * 128 + 32 * 128) * 3 * B16 + 32 * 128 * 128 * F32),
+    ),
+    "Qwen/Qwen3.5-27B": (
+        16 * 2 * 4 * 256 * 2,
+        48 * ((2 * 16 * 128 + 48 * 128) * 3 * B16 + 48 * 128 * 128 * F32),
+    ),
+    "Qwen/Qwen3.5-35B-A3B": (
+        10 * 2 * 2 * 256 * 2,
+        30 * ((2 * 16 * 128 + 32 * 128) * 3 * B16 + 32 * 128 * 128 * F32),
+    ),
+    "nvidia/Qwen3.6-27B-NVFP4": (
+        16 * 2 * 4 * 256 * 2,
+        48 * ((2 * 16 * 128 + 48 * 128) * 3 * B16 + 48 * 128 * 128 * F32),
+    ),
+    "nvidia/Qwen3.6-35B-A3B-NVFP4": (
+        10 * 2 * 2 * 256 * 2,
+        30 * ((2 * 16 * 128 + 32 * 128) * 3 * B16 + 32 * 128 * 128 * F32),
+    ),
+    # two inputs one position late, and a matrix for each of 40 heads
+    "RWKV/rwkv-5-world-3b": (0, 32 * (2 * 2560 * B16 + 40 * 64 * 64 * F32)),
+    # 9 of 54 layers attend as well, over twice the hidden size: 32 heads of 160
+    "Zyphra/Zamba2-2.7B": (9 * 2 * 32 * 160 * 2, 54 * ((5120 + 2 * 1 * 64) * 3 * B16 + 8 * 640 * 64 * F32)),
+    "ai21labs/AI21-Jamba-1.5-Large": (9 * 2 * 8 * 128 * 2, 63 * (16384 * 3 * B16 + 16384 * 16 * F32)),
+    "allenai/Olmo-Hybrid-7B": (
+        8 * 2 * 30 * 128 * 2,
+        24 * ((2 * 30 * 96 + 30 * 192) * 3 * B16 + 30 * 96 * 192 * F32),
+    ),
+    "ibm-ai-platform/Bamba-9B": (3 * 2 * 8 * 128 * 2, 29 * ((8192 + 2 * 1 * 128) * 3 * B16 + 128 * 64 * 128 * F32)),
+    # latents in 24 of 93 layers, delta attention with 96 heads of 128 in 69
+    "moonshotai/Kimi-K3": (24 * 576 * 2, 69 * (3 * 96 * 128 * 3 * B16 + 96 * 128 * 128 * F32)),
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": (7 * 576 * 2, 20 * (3 * 32 * 128 * 3 * B16 + 32 * 128 * 128 * F32)),
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": (
+        12 * 2 * 2 * 128 * 2,
+        48 * ((256 * 64 + 2 * 8 * 128) * 3 * B16 + 256 * 64 * 128 * F32),
+    ),
+    # 118 letters: 54 M, 10 *, 54 -
+    "nvidia/Nemotron-H-56B-Base-8K": (
+        10 * 2 * 8 * 128 * 2,
+        54 * ((256 * 64 + 2 * 8 * 256) * 3 * B16 + 256 * 64 * 256 * F32),
+    ),
+    "state-spaces/mamba-2.8b": (0, 64 * (5120 * 3 * B16 + 5120 * 16 * F32)),
+    "state-spaces/mamba2-2.7b": (0, 64 * ((5120 + 2 * 1 * 128) * 3 * B16 + 80 * 64 * 128 * F32)),
+    # attention and a state space in every one of 36 layers
+    "tiiuae/Falcon-H1-0.5B-Base": (
+        36 * 2 * 2 * 64 * 2,
+        36 * ((1536 + 2 * 1 * 128) * 3 * B16 + 24 * 64 * 128 * F32),
+    ),
+    "tiiuae/falcon-mamba-7b": (0, 64 * (8192 * 3 * B16 + 8192 * 16 * F32)),
+}
+
+SPARSE: dict[str, tuple[int, int]] = {
+    # keys, values and an index key in 57 of 60 layers; kept and read by a step at 100,000 positions
+    "MiniMaxAI/MiniMax-M3": (
+        60 * 2 * 4 * 128 * 2 + 57 * 128 * 2,
+        3 * 100_000 * 2048 + 57 * (100_000 * 256 + (16 + 1) * 128 * 2048),
+    ),
+    # latent, rope key and index key in all 61; 2048 latents read
+    "deepseek-ai/DeepSeek-V3.2": (61 * (576 + 128) * 2, 61 * (100_000 * 256 + 2048 * 1152)),
 }
 
 
 def test_every_published_config_is_in_exactly_one_table() -> None:
-    named = [*FULL, *WINDOWED, *CHUNKED, *LATENT, *REFUSED]
+    named = [*FULL, *WINDOWED, *CHUNKED, *LATENT, *CONSTANT, "MiniMaxAI/MiniMax-M3", "deepseek-ai/DeepSeek-V4-Flash"]
     assert sorted(named) == sorted(PUBLISHED)
 
 
@@ -184,7 +227,50 @@ def test_latent_attention_keeps_a_latent_and_a_rope_key_whatever_the_heads(name:
     assert geometry_from_config(PUBLISHED[name], BF16).bytes_per_token_growing == LATENT[name] * 2
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_other_kinds_of_state_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=REFUSED[name]):
-        geometry_from_config(PUBLISHED[name], BF16)
+@pytest.mark.parametrize("name", CONSTANT)
+def test_constant_state_is_counted_per_sequence_and_attention_per_token(name: str) -> None:
+    growing, fixed = CONSTANT[name]
+    g = geometry_from_config(PUBLISHED[name], BF16)
+    assert (g.bytes_per_token_growing, g.bytes_per_token_windowed, g.fixed_bytes_per_sequence) == (growing, 0, fixed)
+    assert g.bytes_kept(1) == growing + fixed
+    assert g.bytes_kept(5000) == 5000 * growing + fixed
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_an_index_is_kept_for_all_positions_and_narrows_what_is_read(name: str) -> None:
+    growing, read = SPARSE[name]
+    g = geometry_from_config(PUBLISHED[name], BF16)
+    assert g.bytes_per_token_growing == growing
+    assert g.bytes_read(100_000) == read
+    assert g.bytes_kept(100_000) == 100_000 * growing
+
+
+def test_compressed_layers_keep_a_window_and_an_entry_for_each_run() -> None:
+    g = geometry_from_config(PUBLISHED["deepseek-ai/DeepSeek-V4-Flash"], BF16)
+    # 43 layers: 2 with the window alone, 21 with an entry for 4 positions, 20 with one for 128; key and value are one
+    assert g.bytes_per_token_windowed == 43 * 512 * 2
+    assert g.bytes_per_token_growing == 21 * (512 + 128) * 2 // 4 + 20 * 512 * 2 // 128 == 6880
+    # at 1000 positions: 250 entries and nothing waiting; 7 entries and 104 waiting as projection and gate
+    sparse = 250 * (512 + 128) * 2 + 4 * (512 + 128) * (2 + 4)
+    heavy = 7 * 512 * 2 + 104 * 2 * 512 * 2
+    assert g.bytes_kept(1000) == 43 * 128 * 512 * 2 + 21 * sparse + 20 * heavy
+    assert g.window_tokens == (128,)
+
+
+def test_figures_that_are_known_in_public() -> None:
+    def published(name: str) -> ModelGeometry:
+        return geometry_from_config(PUBLISHED[name], BF16)
+
+    gpt_oss = published("openai/gpt-oss-120b")
+    assert (gpt_oss.bytes_per_token_growing, gpt_oss.bytes_per_token_windowed) == (36_864, 36_864)
+    assert gpt_oss.window_tokens == (128,), "its sinks are learned logits, which take no position"
+    assert 146 < published("Qwen/Qwen3.5-27B").fixed_bytes_per_sequence / 2**20 < 148
+    gemma = published("nvidia/Gemma-4-31B-IT-NVFP4")
+    assert round(gemma.bytes_kept(32768) / 2**30, 2) == 3.28
+    deepseek = {"model_type": "deepseek_v3", "num_hidden_layers": 61}
+    assert geometry_from_config(deepseek, BF16).bytes_per_token == 61 * (512 + 64) * 2 == 70_272
+    falcon = {"model_type": "falcon", "num_hidden_layers": 32, "num_attention_heads": 71, "hidden_size": 4544}
+    assert geometry_from_config(falcon, BF16).bytes_per_token == 8_192
+    gemma3 = {"model_type": "gemma3_text", "num_hidden_layers": 62, "num_attention_heads": 32,
+              "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024, "hidden_size": 5376}  # fmt: skip
+    assert round(geometry_from_config(gemma3, BF16).bytes_kept(131072) / 2**30, 2) == 10.41

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.geometry.dtypes import BF16
+from octavo.geometry.dtypes import BF16, FP8, INT4, INT8, Dtype
 from octavo.geometry.from_config import geometry_from_config
 
 
@@ -26,38 +26,23 @@ def llama(**changes: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mamba2", {"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64}, "state-space"),
-    ("mamba by defaults alone", {"model_type": "mamba"}, "state_size"),
-    ("falcon-mamba", {"model_type": "falcon_mamba", "hidden_size": 4096}, "state-space"),
-    ("jamba", llama(model_type="jamba", attn_layer_period=8, attn_layer_offset=4), "state-space"),
-    ("bamba", llama(model_type="bamba"), "state-space"),
-    ("zamba2", {"model_type": "zamba2"}, "state-space"),
-    ("nemotron-h", llama(model_type="nemotron_h", hybrid_override_pattern="M-M*"), "state-space"),
-    ("falcon-h1", llama(model_type="falcon_h1"), "state-space"),
-    ("qwen3-next", llama(model_type="qwen3_next"), "linear attention"),
-    ("qwen3.5 inside a wrapper", {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}, "linear"),
-    ("lfm2", llama(model_type="lfm2"), "short convolutions"),
-    ("recurrentgemma", llama(model_type="recurrent_gemma"), "recurrent"),
-    ("rwkv", llama(model_type="rwkv5", attention_hidden_size=2560), "RWKV"),
+    ("mamba-2 in another library's form", llama(model_type="mamba2", ssm_cfg={"layer": "Mamba2"}), "another library"),
+    ("zamba2 without its pattern", {"model_type": "zamba2"}, "list of kinds"),
+    ("nemotron-h without its pattern", {"model_type": "nemotron_h"}, "num_hidden_layers"),
+    ("olmo-hybrid without sizes of its state", {"model_type": "olmo_hybrid"}, "linear_num_key_heads"),
     ("an unknown type that is named after mamba", llama(model_type="supermamba"), "mamba"),
     ("an unknown type with mamba fields", llama(model_type="new", mamba_d_state=16), "mamba_d_state"),
     ("an unknown type with linear layers", llama(model_type="new", layer_types=["linear_attention"] * 32), "linear"),
-    (
-        "kimi-linear",
-        {"model_type": "kimi_linear", "kv_lora_rank": 512, "linear_attn_config": {"head_dim": 128}},
-        "linear",
-    ),
-    ("deepseek-v4", {"model_type": "deepseek_v4", "compress_ratios": [0, 4]}, "index"),
-    ("sparse attention", llama(model_type="x", sparse_attention_config={"use_sparse_attention": True}), "sparse"),
-    ("cross-layer attention", llama(model_type="hunyuan_v1_moe", use_cla=True), "CLA"),
+    ("kimi-linear of an unknown type", llama(model_type="kimi_x", linear_attn_config={"head_dim": 128}), "linear"),
+    ("sparse attention that names no layers", llama(sparse_attention_config={"use_sparse_attention": True}), "sparse"),
+    ("cross-layer attention without a factor", llama(model_type="new", use_cla=True), "cla_share_factor"),
     ("cross attention", llama(model_type="mllama_text_model"), "something other"),
-    ("gpt-neo", {"model_type": "gpt_neo"}, "attention_types"),
     ("t5", {"model_type": "t5", "d_model": 512, "num_layers": 6, "num_heads": 8}, "encoder-decoder"),
-    ("latent and linear layers mixed", {"model_type": "bailing_hybrid"}, "beside this has no rule"),
-    ("layers that run several times", {"model_type": "hrm_text"}, "other layers than"),
-    ("windows over latents", {"model_type": "dots3_note_text"}, "list of kinds"),
+    ("layers that run in a loop", {"model_type": "dory"}, "several times"),
+    ("windows over latents without a window", {"model_type": "dots3_note_text"}, "sliding_window"),
+    ("a type whose keys rotate in some layers", {"model_type": "mistral_large4_text"}, "no_rope_layers"),
     ("windows of unknown length", {"model_type": "modernbert-decoder"}, "unknown length"),
-    ("a kind of layer of its class alone", {"model_type": "zaya"}, "hybrid"),
+    ("a kind of layer of its class alone", {"model_type": "unlimited_ocr_text"}, "reference_sliding_attention"),
     ("a wrapper without its language model", {"model_type": "gemma3"}, "text_config"),
     ("bart by flag", llama(is_encoder_decoder=True), "encoder"),
     ("bert", {"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "encoder"),
@@ -76,6 +61,8 @@ def test_what_no_rule_fits_is_refused_by_name_and_never_taken_for_plain_attentio
     assert words in str(caught.value)
     assert caught.value.field
 
+
+INDEXED = {"num_hidden_layers": 2, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "hidden_size": 8, "num_attention_heads": 2}
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("kv heads do not divide heads", llama(num_key_value_heads=5), "num_key_value_heads"),
@@ -121,6 +108,83 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"model_type": "new", "kv_lora_rank": 512, "num_hidden_layers": 2},
         "qk_rope_head_dim",
     ),
+    ("heads that do not fill the inner width", {"model_type": "mamba2", "num_heads": 64}, "num_heads"),
+    (
+        "letters of a pattern nobody knows",
+        llama(model_type="nemotron_h", hybrid_override_pattern="MX"),
+        "hybrid_override_pattern",
+    ),
+    (
+        "a pattern of another length",
+        llama(model_type="nemotron_h", hybrid_override_pattern="M*"),
+        "hybrid_override_pattern",
+    ),
+    (
+        "a period below its offset",
+        {"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 4},
+        "attn_layer_offset",
+    ),
+    (
+        "attention in a layer that is not there",
+        {"model_type": "bamba", "attn_layer_indices": [32]},
+        "attn_layer_indices",
+    ),
+    (
+        "layers of both kinds at once",
+        {
+            "model_type": "kimi_linear",
+            "num_hidden_layers": 2,
+            "linear_attn_config": {
+                "full_attn_layers": [1],
+                "kda_layers": [1, 2],
+                "num_heads": 2,
+                "head_dim": 8,
+                "short_conv_kernel_size": 4,
+            },
+        },
+        "linear_attn_config",
+    ),
+    (
+        "layers of no kind",
+        {
+            "model_type": "kimi_linear",
+            "num_hidden_layers": 3,
+            "linear_attn_config": {
+                "full_attn_layers": [1],
+                "kda_layers": [2],
+                "num_heads": 2,
+                "head_dim": 8,
+                "short_conv_kernel_size": 4,
+            },
+        },
+        "linear_attn_config",
+    ),
+    (
+        "value heads that are no multiple of key heads",
+        {"model_type": "qwen3_next", "linear_num_key_heads": 3},
+        "linear_num_value_heads",
+    ),
+    (
+        "a ratio of compression nobody knows",
+        {"model_type": "deepseek_v4", "compress_ratios": [7] * 43},
+        "compress_ratios",
+    ),
+    ("too few ratios", {"model_type": "deepseek_v4", "compress_ratios": [4]}, "compress_ratios"),
+    (
+        "a state type nobody knows",
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "M", "mamba_ssm_cache_dtype": "float99"},
+        "mamba_ssm_cache_dtype",
+    ),
+    (
+        "a layer that reads a later one",
+        {"model_type": "new", **INDEXED, "kv_source_layers": [1, 1]},
+        "kv_source_layers",
+    ),
+    (
+        "version 5 of RWKV without heads",
+        {"model_type": "rwkv5", "hidden_size": 64, "num_hidden_layers": 1, "rescale_every": 6, "model_version": "5_2"},
+        "head_size",
+    ),
     ("architectures as text", llama(architectures="LlamaForCausalLM"), "architectures"),
     ("model_type as a number", llama(model_type=3), "model_type"),
     ("an empty config", {}, "num_hidden_layers"),
@@ -132,6 +196,23 @@ def test_a_config_that_contradicts_itself_is_refused_naming_the_field(config: di
     with pytest.raises(ConfigError) as caught:
         geometry_from_config(config, BF16)
     assert caught.value.field == field
+
+
+KV_DTYPES: list[tuple[str, dict[str, Any], Dtype, str]] = [
+    ("nothing to quantise", {"model_type": "mamba2"}, FP8, "never quantised"),
+    ("integer latents", {"model_type": "deepseek_v3"}, INT8, "latent attention"),
+    ("four-bit latents", {"model_type": "kimi_linear"}, INT4, "latent attention"),
+    ("integers for keys and values in one", {"model_type": "deepseek_v4"}, INT8, "compressed attention"),
+]
+
+
+@pytest.mark.parametrize(("config", "dtype", "words"), [row[1:] for row in KV_DTYPES], ids=[r[0] for r in KV_DTYPES])
+def test_an_element_type_that_a_kind_of_state_cannot_have_is_refused(
+    config: dict[str, Any], dtype: Dtype, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        geometry_from_config(config, dtype)
+    assert caught.value.field == "kv_dtype"
 
 
 @pytest.mark.parametrize("missing", ["num_hidden_layers", "num_attention_heads", "hidden_size"])

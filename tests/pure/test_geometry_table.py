@@ -348,7 +348,7 @@ TABLE: list[tuple[str, dict[str, Any], int, int, str]] = [
         },
         61 * (512 + 64 + 128) * 2,
         0,
-        "mla",
+        "mla+sparse",
     ),
 ]
 

@@ -152,8 +152,10 @@ def _runs(layers: tuple[LayerState, ...]) -> Iterator[tuple[int, int, LayerState
 
 
 def _described(state: LayerState) -> str:
-    from octavo.geometry.state import Borrowed, Chunked, Constant, Stateless, Windowed
+    from octavo.geometry.state import Borrowed, Chunked, Compound, Compressed, Constant, Stateless, Windowed
 
+    if isinstance(state, Compound):
+        return "; and ".join(_described(part) for part in state.parts)
     side_by_side: tuple[LayerState, ...] = getattr(state, "parts", ())
     if side_by_side:
         return " beside ".join(_described(part) for part in side_by_side)
@@ -167,6 +169,8 @@ def _described(state: LayerState) -> str:
     run = getattr(state, "run_tokens", None)
     if run is not None:
         return f"one entry for {run:,} positions: {parts}; {sum(c.bytes for c in state.components):,} B per entry"
+    if isinstance(state, Compressed):
+        return f"an entry for {state.run_tokens} positions: {parts}; {state.bytes_per_entry:,} B per entry"
     kind = "growing"
     if isinstance(state, Windowed):
         kind = f"window of {state.window_tokens:,}" + (f" and {state.sink_tokens} sinks" if state.sink_tokens else "")

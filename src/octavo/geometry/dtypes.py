@@ -1,11 +1,12 @@
 """Element types of attention state and weights, and what they cost in bytes.
 
-A quantised type counts its scales: one scale of `scale_bytes` per run of the last axis.
+A quantised type counts its scales: one scale of `scale_bytes` for each row of the last axis, which for
+keys and values is per token and head. `with_scales` says otherwise, for engines that keep other scales.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from octavo.errors import ConfigError
@@ -16,12 +17,25 @@ class Dtype:
     name: str
     bits: int
     scale_bytes: int = 0
+    scale_group: int = 0
+    """Elements of a row that share a scale; 0: the whole row."""
+
+    @property
+    def quantised(self) -> bool:
+        return self.bits <= 8
 
     def bytes_for(self, shape: tuple[int, ...]) -> int:
-        """Bytes of an array of `shape`, with one scale per row of its last axis."""
+        """Bytes of an array of `shape`: every row of its last axis in whole bytes, and its scales."""
         elements = prod(shape)
-        rows = elements // shape[-1] if shape and shape[-1] else 0
-        return -(-elements * self.bits // 8) + rows * self.scale_bytes
+        if not elements:
+            return 0
+        width = shape[-1] if shape else 1
+        scales = -(-width // self.scale_group) if self.scale_group else 1
+        return elements // width * (-(-width * self.bits // 8) + scales * self.scale_bytes)
+
+    def with_scales(self, scale_bytes: int, scale_group: int = 0) -> Dtype:
+        """The same elements with other scales: `with_scales(0)` for one scale of a whole tensor."""
+        return replace(self, scale_bytes=scale_bytes, scale_group=scale_group)
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +59,9 @@ _ALIASES = {
     "float": FP32,
     "fp8": FP8,
     "fp8_e4m3": FP8,
+    "fp8_e5m2": FP8,
     "float8_e4m3fn": FP8,
+    "float8_e5m2": FP8,
     "int8": INT8,
     "int4": INT4,
 }

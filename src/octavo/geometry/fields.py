@@ -16,8 +16,8 @@ from typing import Any
 from octavo.errors import ConfigError, shorten
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads", "num_query_heads"),
     "num_key_value_heads": (
         "num_kv_heads",
         "n_kv_heads",
@@ -27,7 +27,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         "num_attention_groups",
     ),
     "head_dim": ("attention_head_dim", "kv_channels"),
-    "hidden_size": ("n_embd", "d_model", "n_embed"),
+    "hidden_size": ("n_embd", "d_model", "n_embed", "model_dim"),
     "intermediate_size": ("n_inner", "ffn_hidden_size", "ffn_dim"),
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": (
@@ -38,10 +38,17 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         "n_ctx",
         "model_max_length",
         "context_length",
+        "max_context_length",
     ),
-    "sliding_window": ("sliding_window_size",),
+    "sliding_window": ("sliding_window_size", "attention_window_size"),
     "multi_query": ("multi_query_attention",),
     "layer_types": ("layers_block_type",),
+    "ssm_state_size": ("mamba_d_state", "state_size"),
+    "conv_kernel": ("mamba_d_conv",),
+    "mamba_num_heads": ("mamba_n_heads", "n_mamba_heads"),
+    "mamba_head_dim": ("mamba_d_head", "mamba_headdim"),
+    "n_groups": ("mamba_n_groups", "mamba_ngroups"),
+    "expand": ("mamba_expand",),
     "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_topk"),
 }
 """Canonical name -> other spellings in use, in order of preference."""

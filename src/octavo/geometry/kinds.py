@@ -1,29 +1,24 @@
-"""Recognising what kind of state a config describes, so that none is taken for plain attention.
+"""What a config describes that its layers' kinds do not show, so that nothing is taken for plain attention.
 
-`MARKERS` maps a field to the mechanism that its presence gives away. A rule elsewhere consumes
-the markers that it understands; any other one that has a value means that the config describes
-state for which there is no rule, and it is refused by that field's name.
+`RECURRENT` names the fields that give away constant state: where a model type is unknown and no
+pattern of layers uses it, the config is refused by that field. `UNRULED` names the fields for
+whose mechanism there is no rule at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.geometry.fields import Fields
+from octavo.geometry.state import Constant, LayerState, parts_of
 
 _SSM = "a state-space model (Mamba)"
 _LINEAR = "linear attention"
-_SPARSE = "sparse attention with an index of its own"
 _CROSS = "attention to something other than the sequence itself"
 
-MARKERS: Mapping[str, str] = {
-    "kv_lora_rank": "latent attention (MLA)",
-    "index_head_dim": _SPARSE,
-    "index_topk": _SPARSE,
-    "compress_ratios": "compressed attention",
-    "sparse_attention_config": _SPARSE,
+RECURRENT: Mapping[str, str] = {
     "mamba_d_state": _SSM,
     "mamba_d_conv": _SSM,
     "mamba_num_heads": _SSM,
@@ -33,7 +28,6 @@ MARKERS: Mapping[str, str] = {
     "conv_kernel": _SSM,
     "d_state": _SSM,
     "d_conv": _SSM,
-    "ssm_cfg": _SSM,
     "time_step_rank": _SSM,
     "attn_layer_period": _SSM,
     "attn_layer_indices": _SSM,
@@ -42,59 +36,53 @@ MARKERS: Mapping[str, str] = {
     "linear_num_key_heads": _LINEAR,
     "linear_num_value_heads": _LINEAR,
     "linear_key_head_dim": _LINEAR,
+    "linear_num_heads": _LINEAR,
     "linear_conv_kernel_dim": _LINEAR,
     "linear_attn_config": _LINEAR,
-    "full_attn_alpha_factor": _LINEAR,
+    "linear_attn_alpha_factor": _LINEAR,
+    "attn_type_list": _LINEAR,
     "conv_L_cache": "short convolutions",
     "lru_width": "a linear recurrence (RG-LRU)",
     "block_types": "a linear recurrence (RG-LRU)",
-    "attention_hidden_size": "a recurrence (RWKV)",
     "rescale_every": "a recurrence (RWKV)",
     "qk_dim_factor": "a recurrence (xLSTM)",
-    "use_cla": "attention state shared across layers (CLA)",
+}
+
+UNRULED: Mapping[str, str] = {
+    "ssm_cfg": "a state-space model whose sizes are the defaults of another library",
     "cross_attention_layers": _CROSS,
     "add_cross_attention": _CROSS,
     "attn_layers": "hashed attention",
     "mem_len": "recurrent memory",
-    "attention_types": "local attention in fixed layers (attention_types)",
+    "n_recurrent_loops": "layers that run several times in a loop",
+    "ple_layer_ids": "convolutions over hashed n-grams beside its layers",
 }
+
+MARKERS: tuple[str, ...] = (
+    *RECURRENT,
+    *UNRULED,
+    "kv_lora_rank", "index_head_dim", "indexer_head_dim", "index_topk", "compress_ratios", "compress_rates",
+    "sparse_attention_config", "use_cla", "cla_share_factor", "kv_source_layers", "attention_types",
+)  # fmt: skip
+"""Fields whose presence in a config class is part of the table of defaults."""
 
 _NAMES = ("mamba", "rwkv", "xlstm", "retnet", "hyena", "recurrent")
 """Parts of a class or model type name that give away a recurrence whose fields may be missing."""
 
-LAYER_KINDS: Mapping[str, str] = {
-    "linear_attention": _LINEAR,
-    "mamba": _SSM,
-    "hybrid": f"{_SSM} beside attention",
-    "conv": "short convolutions",
-    "recurrent": "a recurrence",
-}
-"""What entries of `layer_types` mean that are no attention over kept keys and values."""
+
+def recurrent_field(fields: Fields) -> str | None:
+    """The first field with a value that gives away constant state."""
+    return next((name for name in RECURRENT if fields.get(name)), None)
 
 
-def markers_of(fields: Fields) -> dict[str, str]:
-    """Field -> mechanism for every marker that has a value, in the table's order."""
-    found = {name: kind for name, kind in MARKERS.items() if _counts(fields, name)}
-    for kind in fields.get("layer_types") or ():
-        if isinstance(kind, str) and kind in LAYER_KINDS:
-            found.setdefault("layer_types", LAYER_KINDS[kind])
-    return found
-
-
-def _counts(fields: Fields, name: str) -> bool:
-    value: Any = fields.get(name)
-    if isinstance(value, Mapping) and "use_sparse_attention" in value:
-        return bool(value["use_sparse_attention"])
-    return bool(value)
-
-
-def refuse_unruled(fields: Fields, architecture: str, understood: Collection[str] = ()) -> None:
-    """Raise `ConfigError` for the first marker that is not among those `understood`."""
-    for name, kind in markers_of(fields).items():
-        if name not in understood:
+def refuse_unruled(fields: Fields) -> None:
+    """Raise `ConfigError` for the first mechanism for which there is no rule."""
+    for name, kind in UNRULED.items():
+        value: Any = fields.get(name)
+        if value:
             raise ConfigError(
-                fields.spelled(name),
-                fields.get(name),
+                name,
+                value,
                 f"describes {kind}, for which there is no rule (model_type={fields.model_type!r}); "
                 "this model can be neither planned nor served yet",
             )
@@ -102,9 +90,23 @@ def refuse_unruled(fields: Fields, architecture: str, understood: Collection[str
         raise ConfigError(
             "model_type", fields.model_type, "keeps state for other layers than num_hidden_layers counts; no rule yet"
         )
+
+
+def refuse_unseen_recurrence(fields: Fields, layers: Sequence[LayerState], architecture: str) -> None:
+    """Raise where the config speaks of a recurrence that no layer was found to have."""
+    if any(isinstance(part, Constant) for state in layers for part in parts_of(state)):
+        return
+    field = recurrent_field(fields)
+    if field is not None and not fields.known:
+        raise ConfigError(
+            fields.spelled(field),
+            fields.get(field),
+            f"describes {RECURRENT[field]}, and nothing says which layers have it "
+            f"(model_type={fields.model_type!r}); add layer_types to config.json",
+        )
     named = f"{fields.model_type} {architecture}".lower()
     for part in _NAMES:
         if part in named:
             raise ConfigError(
-                "model_type", fields.model_type, f"{part} models keep recurrent state, for which there is no rule yet"
+                "model_type", fields.model_type, f"{part} models keep recurrent state; the config has no sizes of it"
             )

@@ -7,6 +7,8 @@ these values say. Each kind answers four questions:
 - `first_readable(n)`: the lowest position that a token at position n or later may still read;
 - `reusable_prefix(n)`: how much of a cached prefix of n positions another sequence can start from;
 - `bytes_read(n)`: bytes one decode step reads when n positions are in the context.
+
+A layer that keeps two kinds at once (attention beside a recurrence) is a `Compound` of them.
 """
 
 from __future__ import annotations
@@ -39,11 +41,24 @@ def components_bytes(components: tuple[Component, ...]) -> int:
     return sum(component.bytes for component in components)
 
 
+INDEX = "index"
+"""Components whose names start so are an index: what a query looks through to choose what it reads."""
+
+
+def _bytes_selected(components: tuple[Component, ...], entries: int, most: int | None) -> int:
+    """Bytes read of `entries` entries: the index whole, of the rest at most `most`."""
+    index = components_bytes(tuple(c for c in components if c.name.startswith(INDEX)))
+    rest = components_bytes(components) - index
+    return entries * index + (entries if most is None else min(entries, most)) * rest
+
+
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """State grows with positions: MHA, GQA, MQA, and latent attention."""
+    """State grows with positions: MHA, GQA, MQA, and latent attention, sparse in what it reads or not."""
 
     components: tuple[Component, ...]
+    read_tokens: int | None = None
+    """The most positions that a query reads, where an index chooses them. All are kept."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -59,7 +74,7 @@ class Growing:
         return tokens
 
     def bytes_read(self, tokens: int) -> int:
-        return tokens * self.bytes_per_token
+        return _bytes_selected(self.components, tokens, self.read_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +186,73 @@ class Stateless:
         return 0
 
 
-LayerState = Growing | Windowed | Chunked | Constant | Borrowed | Stateless
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """One entry stands for each full run of `run_tokens` positions; an unfinished run waits as it is.
+
+    position   0 1 2 3 | 4 5 6 7 | 8 9
+    kept       entry 0 | entry 1 | waiting 8, 9      and `carried`, once, from the last full run
+    """
+
+    components: tuple[Component, ...]
+    """Of one entry."""
+    run_tokens: int
+    waiting: tuple[Component, ...] = ()
+    """Of one position whose run is not full yet."""
+    carried: tuple[Component, ...] = ()
+    """What the last full run leaves for making the next entry: once per sequence."""
+    read_entries: int | None = None
+    """The most entries that a query reads, where an index chooses them. All are kept."""
+
+    @property
+    def bytes_per_entry(self) -> int:
+        return components_bytes(self.components)
+
+    def bytes_kept(self, tokens: int) -> int:
+        entries, rest = divmod(tokens, self.run_tokens)
+        once = components_bytes(self.carried) if entries else 0
+        return entries * self.bytes_per_entry + rest * components_bytes(self.waiting) + once
+
+    def first_readable(self, position: int) -> int:
+        return 0
+
+    def reusable_prefix(self, tokens: int) -> int:
+        """Whole runs: what waits or is carried is not kept for other sequences."""
+        return tokens - tokens % self.run_tokens if not self.carried else 0
+
+    def bytes_read(self, tokens: int) -> int:
+        return _bytes_selected(self.components, tokens // self.run_tokens, self.read_entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Compound:
+    """Several states in one layer, all needed: attention beside a recurrence, a window beside entries."""
+
+    parts: tuple[Growing | Windowed | Chunked | Constant | Compressed, ...]
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        return tuple(component for part in self.parts for component in part.components)
+
+    def bytes_kept(self, tokens: int) -> int:
+        return sum(part.bytes_kept(tokens) for part in self.parts)
+
+    def first_readable(self, position: int) -> int:
+        return min(part.first_readable(position) for part in self.parts)
+
+    def reusable_prefix(self, tokens: int) -> int:
+        return min(part.reusable_prefix(tokens) for part in self.parts)
+
+    def bytes_read(self, tokens: int) -> int:
+        return sum(part.bytes_read(tokens) for part in self.parts)
+
+
+LayerState = Growing | Windowed | Chunked | Constant | Borrowed | Stateless | Compressed | Compound
+
+Part = Growing | Windowed | Chunked | Constant | Borrowed | Stateless | Compressed
+"""A state that is no compound."""
+
+
+def parts_of(state: LayerState) -> tuple[Part, ...]:
+    """The states that a layer keeps side by side: one, or those of a compound."""
+    return state.parts if isinstance(state, Compound) else (state,)
