@@ -183,16 +183,19 @@ def test_a_sequence_that_its_stop_string_ends_while_it_stands_aside_keeps_its_ow
         now += 1.0
     assert first in core.scheduler.running.sequence_id, "the younger one gave way"
     outputs = len(core.scheduler._sequences[second].outputs)
+    urgent = core.submit(request(1, 3, priority=-1), now)
     for _ in range(3):
         metrics.observe(core.step(now))
         now += 1.0
+    assert urgent not in core.scheduler._sequences, "it has had the seat in between"
+    assert len(core.scheduler._sequences[second].outputs) == outputs
     core.abort(second, now, "stop")
     metrics.observe(core.step(now))
     series = scraped(metrics)
     assert outputs > 1
     assert value(series, "finished_total", reason="stop") == 1
-    assert value(series, "time_per_output_token_seconds_count") == 1
-    assert value(series, "time_per_output_token_seconds_sum") == 1.0, "a token a second until it gave way"
+    assert value(series, "time_per_output_token_seconds_count") == 2
+    assert value(series, "time_per_output_token_seconds_sum") == 2.0, "both got a token a second while they had a seat"
 
 
 # -- faults -------------------------------------------------------------------------------------

@@ -100,9 +100,9 @@ class Fold:
     def _admitted(self, event: Admitted) -> None:
         self.counters["resumes_total" if event.resumed else "admissions_total"][""] += 1
         self._waiting.discard(event.sequence_id)
-        self._last_s[event.row] = nan
         live = self._live.get(event.sequence_id)
         if live is None:  # it was here before we began to watch
+            self._last_s[event.row] = nan
             return
         live.row = event.row
         self._last_s[event.row] = live.last_s
