@@ -111,7 +111,8 @@ def _state_space(fields: Fields, kept: Kept) -> tuple[Component, ...]:
         )
     heads, width = _state_space_heads(fields)
     return (
-        Component("conv", (heads * width + 2 * groups * states, columns), kept.model),
+        Component("conv", (heads * width, columns), kept.model),
+        Component("conv_groups", (groups, 2 * states, columns), kept.model),
         Component("recurrent", (heads, width, states), state_dtype(fields)),
     )
 
@@ -172,7 +173,7 @@ def _receptance(fields: Fields, kept: Kept) -> tuple[Component, ...]:
     head = fields.integer("head_size")
     if head is None:
         if fields.known or fields.get("model_version") is None:
-            return (*shifted, Component("recurrent", (3, width), FP32))
+            return (*shifted, Component("recurrent", (width, 3), FP32))
         raise ConfigError("head_size", None, "from version 5 on RWKV has heads; add head_size to config.json")
     if width % head:
         raise ConfigError("head_size", head, f"must divide attention_hidden_size={width}")
