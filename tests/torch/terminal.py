@@ -9,12 +9,17 @@ import re
 import select
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Sequence
 
 PATIENCE_S = 60.0
 CTRL_C, CTRL_D = "\x03", "\x04"
+_TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""Ctrl-C reaches a program only from its controlling terminal."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -25,12 +30,10 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
 
-        def take_terminal() -> None:
-            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True, preexec_fn=take_terminal
-        )
+            [sys.executable, "-c", _TAKE_TERMINAL, *command],
+            stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
+        )  # fmt: skip
         os.close(slave)
         self.text = ""
         """All that appeared, without colours and carriage returns."""

@@ -186,7 +186,7 @@ def _require_all(work: _Work, written: int, ended: Ended) -> None:
     there = f"{written:,} of {work.found.rows:,} rows are in {work.output.name}"
     again = "; the same command goes on from there" if work.output.is_file else ""
     if ended.engine_died is not None:
-        typer.echo(f"error: the engine failed: {ended.engine_died}. {there}{again}", err=True)
+        typer.echo(f"error: {ended.engine_died}. {there}{again}", err=True)
         raise typer.Exit(1)
     if not work.quiet:
         typer.echo(f"{there}{again}", err=True)

@@ -52,8 +52,8 @@ class Answering:
         self._cache = scheduler.cache
         self.context = min(scheduler.limits.max_model_len, self._cache.max_tokens_per_sequence() + 1)
         """Tokens of a conversation at most, its answer included."""
-        pool_is_small = self.context < scheduler.limits.max_model_len
-        self._more = "; a larger KV cache would hold more" if pool_is_small else ""
+        reasons = dict(engine.deployment.reasons) if engine.deployment is not None else {}
+        self._why = f" ({reasons['max_model_len']})" if "max_model_len" in reasons else ""
         groups = self._cache.layout.groups
         self.blocks_per_slab = groups[0].blocks_per_slab if len(groups) == 1 else 1
         self.block_word = "blocks" if len(groups) == 1 else "slabs"
@@ -80,7 +80,7 @@ class Answering:
         if room < 1:
             raise RequestError(
                 "message", f"{len(tokens):,} tokens with all before it",
-                f"no longer fits: a conversation has at most {self.context:,} tokens{self._more}. "
+                f"no longer fits: a conversation has at most {self.context:,} tokens{self._why}; "
                 "/undo takes back the last exchange, /clear begins anew",
             )  # fmt: skip
         wanted = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens

@@ -6,6 +6,7 @@ Owns the way from what a person types to a field of `SamplingParams`, which chec
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -35,8 +36,8 @@ def checked(asked: Mapping[str, Any]) -> SamplingParams:
 
 def parse_setting(text: str) -> tuple[str, Any, bool]:
     """`NAME VALUE` or `NAME=VALUE`: the field, its value (None for its default), and whether there was one."""
-    name, _, value = text.replace("=", " ", 1).partition(" ")
-    name, value = name.removeprefix("--").replace("-", "_"), value.strip()
+    name, *rest = re.split("[ =]", text, maxsplit=1)
+    name, value = name.removeprefix("--").replace("-", "_"), "".join(rest).strip()
     if name in REFUSED:
         raise RequestError(name, value, REFUSED[name])
     if name not in KINDS:

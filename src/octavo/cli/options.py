@@ -36,7 +36,9 @@ class SamplingOption:
 
 
 SAMPLING = (
-    SamplingOption("max_tokens", "int", "tokens to generate at most; 256 if not given (in a chat 1024), or what the context holds"),
+    SamplingOption(
+        "max_tokens", "int", "tokens to generate at most; 256 if not given (in a chat 1024), or what the context holds"
+    ),
     SamplingOption("min_tokens", "int", "no end before this many tokens"),
     SamplingOption("temperature", "float", "0 is greedy; the checkpoint's own if not given, else 1"),
     SamplingOption("top_p", "float", "smallest set of likeliest tokens whose probability reaches p"),

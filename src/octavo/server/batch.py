@@ -77,7 +77,10 @@ def answer_rows(
     async def main() -> Ended:
         service = Service(AsyncLLM(engine), settings)
         try:
-            await service.start()
+            try:
+                await service.start()
+            except RuntimeError as error:
+                return Ended(engine_died=str(error))
             service.llm.observers += observers
             return await _Run(service, written, most_open).until_ended(rows)
         finally:
@@ -118,7 +121,7 @@ class _Run:
         self._over = asyncio.Event()
         self._ended = Ended()
         self._failure: BaseException | None = None
-        self._cause = "the log says why"
+        self._cause = "the engine has failed"
         service.llm.observers.append(self._note_failure)
 
     async def until_ended(self, rows: Iterator[Sendable | dict[str, Any]]) -> Ended:
