@@ -149,6 +149,13 @@ def served(
     found = byte_tokenizer() if tokenizer == "bytes" else tokenizer
     built = Engine(core, Intake(found, defaults={}, eos_token_ids=eos, vocab_size=VOCAB))
     built.model_name = "echo"
+    with served_engine(built, send_buffer=send_buffer, **settings) as running:
+        yield running
+
+
+@contextmanager
+def served_engine(built: Engine, *, send_buffer: int | None = None, **settings: Any) -> Iterator[Running]:
+    core = built.core
     asked = ServerSettings(port=0, **settings)
     service = Service(AsyncLLM(built), asked)
     bound = bind(asked)

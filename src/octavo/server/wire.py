@@ -82,6 +82,7 @@ class Sampled(Wire):
     skip_special_tokens: bool = True
     priority: int = 0
     return_token_ids: bool = False
+    structured_outputs: dict[str, Any] | None = None
 
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage. Raises `ApiError` for options that make no sense."""

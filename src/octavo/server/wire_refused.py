@@ -16,7 +16,7 @@ WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key")
 """Say who asks, not what: accepted, and without effect on the answer by their own definition."""
 
 _TOOLS = "tool calls are not served yet; leave it out and describe the tools in a message"
-_GUIDED = "use response_format"
+_GUIDED = "use response_format, or structured_outputs"
 _LATER = "is not served yet; leave it out"
 _OFF = "is not served; leave it out"
 
@@ -58,7 +58,6 @@ UNSERVED: Mapping[str, str] = {
     "guided_regex": _GUIDED,
     "guided_choice": _GUIDED,
     "guided_grammar": _GUIDED,
-    "structured_outputs": _GUIDED,
     "logits_processors": "no code from requests is run; use logit_bias",
     "mm_processor_kwargs": "only text is served; leave it out",
     "cache_salt": "no block is shared between requests yet; leave it out",
