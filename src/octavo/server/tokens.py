@@ -23,8 +23,9 @@ OFF_LOOP_CHARS = 8192
 class Tokens:
     """Around a tokenizer of Transformers, or None where the engine has none."""
 
-    def __init__(self, tokenizer: Any | None, *, template: str | None = None) -> None:
+    def __init__(self, tokenizer: Any | None, *, template: str | None = None, sanitize: bool = True) -> None:
         self.tokenizer = tokenizer
+        self._sanitize = sanitize
         self._template = template
         # One thread: a tokenizer may be used from two threads only as long as nobody changes its settings.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer")
@@ -45,10 +46,12 @@ class Tokens:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        from octavo.models.tokenizer import encode_prompt
+
         tokenizer = self._required("prompt", text, "send token ids")
 
         def work() -> list[int]:
-            return list(tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+            return encode_prompt(tokenizer, text, add_special_tokens=add_special_tokens)
 
         return await self._run(work, len(text))
 
@@ -60,7 +63,9 @@ class Tokens:
         _check_options(options or {})
 
         def work() -> list[int]:
-            return encode_messages(tokenizer, messages, template=self._template, options=options)
+            return encode_messages(
+                tokenizer, messages, template=self._template, options=options, sanitize_control_tokens=self._sanitize
+            )
 
         return await self._run(work, sum(len(message["content"]) for message in messages))
 
