@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.pure.metrics_by_hand import MODEL, assert_histogram, scraped, total, value
+from tests.pure.metrics_by_hand import MODEL, scraped, total, value
 from tests.pure.test_deployment import CPU, llama
 from tests.pure.worlds import drain, engine, one_group, request
 
 from octavo.config import Config
-from octavo.cost.step import StepShape
 from octavo.deployment import decide
 from octavo.errors import CapacityError, RequestError
 from octavo.geometry.dtypes import BF16, FP32
 from octavo.geometry.state import Component
 from octavo.memory.cache import KVCache
 from octavo.memory.layout import StateGroup, make_layout
+from octavo.observe.histogram import GAPS, SEQUENCES, STEP_PARTS, TOKENS, WAITS, Histogram
 from octavo.observe.metrics import Metrics
 from octavo.observe.names import ABSENT, NAMES, PREFIX, table
 from octavo.policy.bundle import Policies
@@ -26,20 +26,13 @@ from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Refused
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.scheduler import Scheduler
-from octavo.simulate.executors import EchoExecutor, SimExecutor
+from octavo.simulate.executors import EchoExecutor
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
-def watched(core: EngineCore, now: float = 0.0) -> Metrics:
-    return Metrics(core, MODEL, clock=lambda: now)
-
-
-class OneSecond:
-    """A cost model: every step takes a second."""
-
-    def step_seconds(self, shape: StepShape) -> float:
-        return 1.0
+def watched(core: EngineCore) -> Metrics:
+    return Metrics(core, MODEL, clock=lambda: 0.0)
 
 
 # -- what binds a step, and who waits for what --------------------------------------------------
@@ -91,111 +84,6 @@ def test_who_has_just_arrived_is_not_blocked_by_anything() -> None:
     series = scraped(metrics)
     assert value(series, "limiting_resource_steps_total", resource="compute") == 2
     assert total(series, "admission_blocked_seconds_total") == 0
-
-
-# -- time ---------------------------------------------------------------------------------------
-
-
-class Slow(EchoExecutor):
-    """Moves a clock by so much for submitting and collecting."""
-
-    def __init__(self, clock: list[float]) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def submit(self, plan):  # type: ignore[no-untyped-def]
-        self.clock[0] += 10.0
-        super().submit(plan)
-
-    def collect(self):  # type: ignore[no-untyped-def]
-        self.clock[0] += 5.0
-        return super().collect()
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_the_parts_of_a_step_are_timed_for_each_plan(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    core = engine(depth=depth, executor=Slow(clock), audit=False)
-    core.timer = lambda: clock[0]
-    schedule, commit = core.scheduler.schedule, core.scheduler.commit
-
-    def slow_schedule(now: float):  # type: ignore[no-untyped-def]
-        clock[0] += 3.0
-        return schedule(now)
-
-    def slow_commit(*arguments):  # type: ignore[no-untyped-def]
-        clock[0] += 2.0
-        commit(*arguments)
-
-    monkeypatch.setattr(core.scheduler, "schedule", slow_schedule)
-    monkeypatch.setattr(core.scheduler, "commit", slow_commit)
-    metrics = watched(core)
-    core.submit(request(6, 5), 0.0)
-    metrics.observe(drain(core))
-    series = scraped(metrics)
-    for part, seconds in (("schedule", 3.0), ("execute", 15.0), ("commit", 2.0)):
-        assert_histogram(series, "step_seconds", [seconds] * 5, part=part)
-
-
-def test_without_a_timer_no_time_is_made_up() -> None:
-    core = engine()
-    metrics = watched(core)
-    core.submit(request(6, 5), 0.0)
-    metrics.observe(drain(core))
-    assert_histogram(scraped(metrics), "step_seconds", [], part="execute")
-
-
-def test_the_device_is_busy_for_the_share_of_the_window_in_which_steps_ran() -> None:
-    core = engine(executor=SimExecutor(OneSecond()))
-    now = [0.0]
-    metrics = Metrics(core, MODEL, clock=lambda: now[0])
-    assert value(scraped(metrics), "device_busy_ratio") == 0
-    core.submit(request(3, 40), 0.0)
-    for step in range(10):  # a second of work, three seconds of nothing
-        metrics.observe(core.step(4.0 * step))
-    for at, share in ((38.0, 7.5 / 30), (37.0, 8 / 30), (47.0, 5 / 30), (68.0, 0.0)):
-        now[0] = at
-        busy = sum(max(0.0, min(at, 4.0 * s + 1) - max(at - 30, 4.0 * s)) for s in range(10)) / 30
-        assert value(scraped(metrics), "device_busy_ratio") == pytest.approx(busy)
-        assert busy == pytest.approx(share, abs=0.02)
-
-
-def test_a_long_step_counts_with_the_part_of_it_that_lies_in_the_window() -> None:
-    cost = SimExecutor(OneSecond())
-    core = engine(executor=cost)
-    now = [0.0]
-    metrics = Metrics(core, MODEL, clock=lambda: now[0])
-    core.submit(request(3, 2), 0.0)
-    cost.clock_s = 24.0  # as if the first step took from 0 to 25
-    metrics.observe(core.step(0.0))
-    metrics.observe(core.step(39.0))
-    now[0] = 40.0
-    assert value(scraped(metrics), "device_busy_ratio") == pytest.approx((25 - 10 + 1) / 30)
-
-
-def test_a_sequence_that_its_stop_string_ends_while_it_stands_aside_keeps_its_own_times() -> None:
-    core = engine(slabs=5, seqs=2)
-    metrics = watched(core)
-    first, second = core.submit(request(7, 12), 0.0), core.submit(request(7, 12, seed=1), 0.0)
-    now = 0.0
-    while second in core.scheduler.running.sequence_id or not now:
-        metrics.observe(core.step(now))
-        now += 1.0
-    assert first in core.scheduler.running.sequence_id, "the younger one gave way"
-    outputs = len(core.scheduler._sequences[second].outputs)
-    urgent = core.submit(request(1, 3, priority=-1), now)
-    for _ in range(3):
-        metrics.observe(core.step(now))
-        now += 1.0
-    assert urgent not in core.scheduler._sequences, "it has had the seat in between"
-    assert len(core.scheduler._sequences[second].outputs) == outputs
-    core.abort(second, now, "stop")
-    metrics.observe(core.step(now))
-    series = scraped(metrics)
-    assert outputs > 1
-    assert value(series, "finished_total", reason="stop") == 1
-    assert value(series, "time_per_output_token_seconds_count") == 2
-    assert value(series, "time_per_output_token_seconds_sum") == 2.0, "both got a token a second while they had a seat"
 
 
 # -- faults -------------------------------------------------------------------------------------
@@ -363,6 +251,19 @@ def test_a_snapshot_is_plain_and_says_the_same_as_a_scrape() -> None:
     assert plain["active_sequences"] == value(series, "active_sequences")
     assert plain["batch_size_by_iteration"]["sum"] == value(series, "batch_size_by_iteration_sum")
     assert set(plain) == {name.name for name in NAMES} | {"model", "kv_usage"}
+
+
+@pytest.mark.parametrize("bounds", [SEQUENCES, TOKENS, GAPS, WAITS, STEP_PARTS])
+def test_a_value_on_a_bound_belongs_below_it_one_by_one_or_together(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
+    single, many = Histogram(bounds), Histogram(bounds)
+    for bound in bounds:
+        single.add(bound)
+    single.add(bounds[-1] * 2, times=3)
+    many.add_all(np.array([*bounds, *[bounds[-1] * 2] * 3]))
+    assert single.read().counts == many.read().counts == (*[1] * len(bounds), 3)
+    assert single.read().sum == pytest.approx(many.read().sum)
+    assert single.read().mean == pytest.approx((sum(bounds) + 6 * bounds[-1]) / (len(bounds) + 3))
 
 
 def exposed(metrics: Metrics) -> dict[str, str]:
