@@ -262,6 +262,19 @@ def test_a_token_outside_the_language_ends_that_sequence_alone() -> None:
     assert (first, second) == (NO_TOKEN, ids("{")[0])
 
 
+def test_a_grammar_that_takes_ever_longer_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "RESERVE_S", 0.1)
+    world = World(2)
+    ambiguous = StructuredOutputs("regex", "(a*)*(a*)*(a*)*(a*)*b")
+    world.admit(0, 0, asked=ambiguous, logit_bias={ids("b")[0]: -100})
+    world.admit(1, 1, asked=StructuredOutputs("regex", "a*b"), logit_bias={ids("b")[0]: -100})
+    for _ in range(300):
+        if world.step([0, 1])[0] == NO_TOKEN:
+            break
+    assert world.outputs[0][-1] == NO_TOKEN
+    assert world.outputs[1][-1] == ids("a")[0]
+
+
 # -- what is refused, before anything is queued --------------------------------------------------
 
 

@@ -13,12 +13,15 @@ it, the request's own stop ids stand for it, and nowhere else. Special tokens ar
 
 Compiling is bounded: the text by `MAX_SPEC_CHARS`, a schema by `json_schema`, and the automaton by
 `MAX_AUTOMATON_BYTES`, which is known before the costly part, the token masks, begins. Those of a large
-automaton are made when a sequence first needs them.
+automaton are made when a sequence first needs them. Following is bounded too: the time that an ambiguous
+grammar takes grows with the output, so each output has processor time to spend (`RESERVE_S`, `PER_TOKEN_S`);
+one that has spent it fails alone, and its neighbours have waited no longer than that.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -42,6 +45,9 @@ MAX_WHITESPACE = 32
 """Blanks in a row between the parts of a JSON text: a model cannot put off its answer for ever."""
 
 Mask = npt.NDArray[np.int32]
+RESERVE_S = 2.0
+PER_TOKEN_S = 0.01
+"""Processor time that following one output may take: so much at once, and so much more for every token."""
 _MISSING = "needs the package xgrammar: install it with pip install 'octavo[structured]'"
 
 
@@ -171,13 +177,16 @@ class _Follower:
         self._silent = wordless.intersection(stop_ids)
         self._words = np.zeros((1, vocab_size // 32 + 1), np.int32)
         self._lost = False
+        self._left_s = RESERVE_S
 
     def allowed(self) -> Mask:
         words: Mask = self._words[0]
         if self._lost:
             words.fill(0)
             return words
+        began = time.thread_time()
         self._fill()
+        self._spend(began)
         bits = words.view(np.uint32)
         complete = _has(bits, self._end)
         bits[self._end // 32] &= ~np.uint32(1 << self._end % 32)
@@ -191,7 +200,14 @@ class _Follower:
         """A token that is not in the language makes every further one impossible: that sequence fails alone."""
         if self._lost or token in self._silent:
             return
+        began = time.thread_time()
+        self._left_s = min(RESERVE_S, self._left_s + PER_TOKEN_S)
         self._lost = not self._matcher.accept_token(token) and token not in self._stop_ids
+        self._spend(began)
+
+    def _spend(self, began: float) -> None:
+        self._left_s -= time.thread_time() - began
+        self._lost = self._lost or self._left_s < 0
 
     def begins(self) -> bool:
         self._fill()
