@@ -6,7 +6,6 @@ the model loads, so that a port in use is told at once.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -104,7 +103,7 @@ def serve(  # noqa: PLR0913 - one for each flag
     Ends on SIGTERM or SIGINT once what runs is finished; a second one ends it at once.
     """
     from octavo.cli.loading import start_engine
-    from octavo.server.running import bind
+    from octavo.server.running import bind, serve_engine
     from octavo.server.settings import ServerSettings, read_template
 
     settings = ServerSettings(
@@ -127,7 +126,7 @@ def serve(  # noqa: PLR0913 - one for each flag
     with bind(settings) as bound:
         built = start_engine(_with_model(engine, model_name), quiet=False)
         _show(built, settings)
-        code = asyncio.run(_run(built, settings, bound))
+        code = serve_engine(built, settings, bound, lambda text: typer.echo(text, err=True))
     if code:
         raise typer.Exit(code)
 
@@ -139,17 +138,6 @@ def _with_model(engine: dict[str, Any], model_name: str | None) -> dict[str, Any
     if "model" in engine:
         raise typer.BadParameter(f"both {model_name!r} and --model {engine['model']!r} are given; name the model once")
     return engine | {"model": model_name}
-
-
-async def _run(built: Engine, settings: ServerSettings, bound: Any) -> int:
-    from octavo.server.async_llm import AsyncLLM
-    from octavo.server.running import run
-    from octavo.server.service import Service
-
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
-
-    return await run(Service(AsyncLLM(built), settings), bound, say)
 
 
 def _show(built: Engine, settings: ServerSettings) -> None:

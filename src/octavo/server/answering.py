@@ -7,7 +7,7 @@ happens on the way, the generation is closed and one line is logged.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +61,7 @@ async def answer(service: Service, request: Request, asked: Asked, wanted: Wante
         return json_response(wanted.answer.whole(_usage(generation)), headers=headers)
 
 
-async def _batches(generation: Generation, wanted: Wanted) -> AsyncIterator[list[Mapping[str, Any]]]:
+async def _batches(generation: Generation, wanted: Wanted) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
     """The chunks of a stream. An engine that fails is told in the stream: its headers have been sent."""
     no_usage = {"usage": None} if wanted.include_usage else {}
     async for deltas in generation:

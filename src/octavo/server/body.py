@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -119,8 +120,8 @@ def _malformed(what: str, *, code: str) -> ApiError:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
         name = shorten(twice)[1:-1]  # printable, whatever the key is made of
         raise ApiError(400, f"{name}: is there twice; send it once", param=name, code="duplicate_key")
     return found

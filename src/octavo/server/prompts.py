@@ -116,7 +116,7 @@ def _tool_calls(path: str, given: Any) -> list[Mapping[str, Any]]:
     """Earlier calls of tools, as templates take them: arguments are an object, not its text."""
     if not isinstance(given, list):
         raise wrong(path, given, "must be a list", code="invalid_type")
-    calls = []
+    calls: list[Mapping[str, Any]] = []
     for i, call in enumerate(given):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):

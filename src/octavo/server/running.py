@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from octavo.engine.engine import Engine
 from octavo.errors import ConfigError
 from octavo.server.app import create_app
+from octavo.server.async_llm import AsyncLLM
 from octavo.server.request_log import RequestLog
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
@@ -78,6 +80,15 @@ def address_of(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve_engine(engine: Engine, settings: ServerSettings, bound: socket.socket, say: Say) -> int:
+    """Serve an engine until a signal ends it. Returns the exit code."""
+
+    async def serve() -> int:
+        return await run(Service(AsyncLLM(engine), settings), bound, say)
+
+    return asyncio.run(serve())
 
 
 async def run(service: Service, bound: socket.socket, say: Say) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from octavo.server.generation import ClientLeft
 
 DONE = b"data: [DONE]\n\n"
 
-Batches = AsyncIterator[list[Mapping[str, Any]]]
+Batches = AsyncIterator[Sequence[Mapping[str, Any]]]
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:

@@ -11,10 +11,12 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.errors import RequestError
 from octavo.server.errors import ApiError
+
+T = TypeVar("T")
 
 OFF_LOOP_CHARS = 8192
 """Text beyond this is encoded in a thread: the event loop has streams to serve."""
@@ -99,7 +101,7 @@ class Tokens:
             raise RequestError(field, value, f"this server has no tokenizer (--skip-tokenizer-init); {remedy}")
         return self.tokenizer
 
-    async def _run(self, work: Callable[[], Any], size: int) -> Any:
+    async def _run(self, work: Callable[[], T], size: int) -> T:
         if size <= OFF_LOOP_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
