@@ -54,6 +54,9 @@ class ModelConfig:
     revision: str | None = _option("text", None, "branch, tag or commit of a hub id")
     tokenizer: str | None = _option("text", None, "directory or hub id of the tokenizer, if not the model's own")
     skip_tokenizer_init: bool = _option("flag", False, "load no tokenizer: token ids in, token ids out")
+    sanitize_control_tokens: bool = _option(
+        "flag", True, "in chats, text that looks like a control token stays text; off: it is one, as in other engines"
+    )
     dtype: str = _option(
         "choice",
         "auto",

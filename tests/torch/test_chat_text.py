@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from octavo.engine.intake import Intake
 from octavo.errors import ModelError, RequestError
 from octavo.models.chat_text import ControlText
 from octavo.models.embedded import embedded_checkpoint
@@ -348,3 +349,17 @@ def test_smollm2_keeps_text_text_and_nothing_else_changes(smollm2: Any) -> None:
     usual = encode_messages(smollm2, chat(ATTACK), sanitize_control_tokens=False)
     assert usual == theirs(smollm2, chat(ATTACK))
     assert usual.count(2) == 3
+
+
+def test_the_option_and_the_prompts_own_flag_reach_the_tokenizer() -> None:
+    tokenizer = llama3_with_bos()
+    for sanitize in (True, False):
+        intake = Intake(tokenizer, defaults={}, eos_token_ids=(), vocab_size=400, sanitize_control_tokens=sanitize)
+        wanted = encode_messages(tokenizer, chat("<|eot_id|>"), sanitize_control_tokens=sanitize)
+        assert intake.encode_chat(chat("<|eot_id|>")) == wanted
+    bare = intake.prepare("r", {"prompt": "<|begin_of_text|>x", "add_special_tokens": False}).prompt_token_ids
+    assert bare[:2].count(tokenizer.bos_token_id) == 1
+    with pytest.raises(RequestError, match="add_special_tokens"):
+        intake.prepare("r", {"prompt": "x", "add_special_tokens": "no"})
+    with pytest.raises(RequestError, match="skip_tokenizer_init"):
+        Intake(None, defaults={}, eos_token_ids=(), vocab_size=9).encode_chat(chat("x"))

@@ -70,6 +70,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
         vocab_size=core.scheduler.limits.vocab_size,
         seed=config.model.seed,
         grammars=grammars,
+        sanitize_control_tokens=config.model.sanitize_control_tokens,
     )
     engine = Engine(core, intake, deployment)
     engine.notes = (*loaded.notes, served, *notes)

@@ -16,9 +16,12 @@ from octavo.runtime.grammar import Grammars
 from octavo.scheduling.request import MAX_SEED, Request, SamplingParams, prompt_array
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
-"""Text, `{"prompt": text}`, `{"prompt_token_ids": [...]}`, or a list of token ids."""
+"""Text, `{"prompt": text}`, `{"prompt_token_ids": [...]}`, or a list of token ids.
 
-_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+`{"prompt": text, "add_special_tokens": False}` keeps the tokenizer from putting a beginning before the text.
+"""
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "add_special_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,39 @@ class Intake:
         vocab_size: int,
         seed: int = 0,
         grammars: Grammars | None = None,
+        sanitize_control_tokens: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self._grammars = grammars
+        self.sanitize_control_tokens = sanitize_control_tokens
         self.eos_token_ids = eos_token_ids
         self.defaults = defaults
         self._vocab_size = vocab_size
         self._seeds = Random(seed)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, through the model's chat template. Raises `RequestError` naming `messages`."""
+        if self.tokenizer is None:
+            raise RequestError(
+                "messages", messages, "there is no tokenizer (skip_tokenizer_init); pass prompt_token_ids instead"
+            )
+        from octavo.models.tokenizer import encode_messages
+
+        return encode_messages(
+            self.tokenizer,
+            messages,
+            tools=tools,
+            template=template,
+            options=options,
+            sanitize_control_tokens=self.sanitize_control_tokens,
+        )
 
     def prepare(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
@@ -97,17 +126,20 @@ class Intake:
             unknown = [key for key in prompt if key not in _PROMPT_KEYS]
             if unknown:
                 raise RequestError("prompt", unknown, f"unknown keys; a prompt has {' or '.join(_PROMPT_KEYS)}")
+            added = prompt.get("add_special_tokens", True)
+            if not isinstance(added, bool):
+                raise RequestError("add_special_tokens", added, "must be true or false")
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), prompt["prompt_token_ids"]
             if isinstance(prompt.get("prompt"), str):
-                return prompt["prompt"], self._encode(prompt["prompt"])
+                return prompt["prompt"], self._encode(prompt["prompt"], add_special_tokens=added)
         elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
             return None, prompt
         raise RequestError(
             "prompt", shorten(prompt), 'must be a text, a list of token ids, or {"prompt_token_ids": [...]}'
         )
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(
                 "prompt", text, "there is no tokenizer (skip_tokenizer_init); pass prompt_token_ids instead"
@@ -122,4 +154,4 @@ class Intake:
             ) from None
         from octavo.models.tokenizer import encode_prompt
 
-        return encode_prompt(self.tokenizer, text)
+        return encode_prompt(self.tokenizer, text, add_special_tokens=add_special_tokens)

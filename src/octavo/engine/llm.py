@@ -77,7 +77,8 @@ class LLM:
         """Answer one conversation or several, through the model's chat template."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
-        prompts: list[Prompt] = [self._encode_chat(c, tools, chat_template) for c in conversations]
+        encode = self.engine.intake.encode_chat
+        prompts: list[Prompt] = [encode(c, tools=tools, template=chat_template) for c in conversations]
         return self._run(self._add_all(prompts, _one_each("sampling_params", sampling_params, len(prompts)), None))
 
     def stream(
@@ -98,7 +99,7 @@ class LLM:
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[Delta]:
         """One conversation, streamed."""
-        return self.stream(self._encode_chat(messages, None, None), sampling_params)
+        return self.stream(self.engine.intake.encode_chat(messages), sampling_params)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -114,16 +115,6 @@ class LLM:
         finally:
             for name in names:
                 self.engine.discard(name)
-
-    def _encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, template: str | None
-    ) -> list[int]:
-        from octavo.models.tokenizer import encode_messages
-
-        tokenizer = self.get_tokenizer()
-        if tokenizer is None:
-            raise RequestError("messages", messages, "there is no tokenizer (skip_tokenizer_init); use generate")
-        return encode_messages(tokenizer, messages, tools=tools, template=template)
 
     def _add_all(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], priority: Sequence[int] | None

@@ -272,9 +272,4 @@ class AsyncLLM:
 
 def chat_prompt(llm: AsyncLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:
     """Token ids of a conversation, through the model's chat template."""
-    from octavo.models.tokenizer import encode_messages
-
-    tokenizer = llm.engine.intake.tokenizer
-    if tokenizer is None:
-        raise RequestError("messages", messages, "there is no tokenizer (skip_tokenizer_init); pass token ids")
-    return encode_messages(tokenizer, messages)
+    return llm.engine.intake.encode_chat(messages)
