@@ -153,10 +153,13 @@ def test_when_the_engine_dies_every_reader_is_told_and_newcomers_are_refused(dep
 
     async def scenario(llm: AsyncLLM) -> None:
         async def ending(i: int) -> str | None:
-            async for delta in llm.stream([i, i + 1], SamplingParams(max_tokens=50)):
-                if delta.finish_reason:
-                    assert "the device is gone" in (delta.error or "")
-                    return delta.finish_reason
+            try:
+                async for delta in llm.stream([i, i + 1], SamplingParams(max_tokens=50)):
+                    if delta.finish_reason:
+                        assert "the device is gone" in (delta.error or "")
+                        return delta.finish_reason
+            except EngineDeadError:  # it came when the engine was dead already
+                return "error"
             return None
 
         endings = [asyncio.create_task(ending(i)) for i in range(1, 30)]
@@ -169,6 +172,21 @@ def test_when_the_engine_dies_every_reader_is_told_and_newcomers_are_refused(dep
             await collect(llm, [1], 2)
 
     run(engine(slabs=100, executor=executor, depth=depth), scenario)
+
+
+def test_a_state_too_broken_to_end_cleanly_still_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(slabs=100, executor=Breaking(3))
+
+    def broken(error: str, now: float) -> None:
+        raise KeyError("a row without a sequence")
+
+    monkeypatch.setattr(core.scheduler, "fail_all", broken)
+
+    async def scenario(llm: AsyncLLM) -> list[str | None]:
+        deltas = [delta async for delta in llm.stream([1, 2], SamplingParams(max_tokens=50, n=3))]
+        return [delta.finish_reason for delta in deltas if delta.finish_reason]
+
+    assert run(core, scenario) == ["error"] * 3
 
 
 def test_shutting_down_ends_open_streams_and_draining_lets_them_finish() -> None:

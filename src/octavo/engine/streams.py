@@ -15,7 +15,7 @@ from typing import Any
 from octavo.engine.intake import Prepared
 from octavo.engine.outputs import Batch, CompletionOutput, Delta, RequestOutput
 from octavo.engine.text import TextStream
-from octavo.scheduling.events import Event, Finished, FinishReason, RequestRecord, StepTokens
+from octavo.scheduling.events import EngineFailed, Event, Finished, FinishReason, RequestRecord, StepTokens
 from octavo.scheduling.plan import TokenLogprobs
 
 
@@ -96,6 +96,8 @@ class Streams:
                 self._fold_tokens(event, deltas, stopped)
             elif isinstance(event, Finished):
                 self._fold_end(event, deltas, finished)
+            elif isinstance(event, EngineFailed):
+                self._fold_failure(event, deltas, finished)
         return Batch(tuple(deltas), tuple(stopped), tuple(finished))
 
     def output(self, request_id: str) -> RequestOutput:
@@ -165,3 +167,14 @@ class Streams:
         )
         if all(c.finish_reason is not None for c in self._requests[choice.request_id].choices):
             finished.append(choice.request_id)
+
+    def _fold_failure(self, event: EngineFailed, deltas: list[Delta], finished: list[str]) -> None:
+        """What the core could not end any more ends here."""
+        for request_id, opened in self._requests.items():
+            left = [choice for choice in opened.choices if choice.finish_reason is None]
+            for choice in left:
+                choice.finish_reason, choice.error = "error", event.error
+                deltas.append(Delta(request_id, choice.index, "", finish_reason="error", error=event.error))
+            if left:
+                finished.append(request_id)
+        self._choices.clear()

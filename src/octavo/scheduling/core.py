@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.scheduling.audit import Audit
-from octavo.scheduling.events import Event, FinishReason, StepEnded
+from octavo.scheduling.events import EngineFailed, Event, FinishReason, StepEnded
 from octavo.scheduling.plan import Executor, StepPlan
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
@@ -71,10 +71,11 @@ class EngineCore:
         return events
 
     def fail(self, error: str, now: float) -> list[Event]:
-        """The executor is gone: end every sequence with `error`. No step may follow."""
-        with self.guard:
+        """The executor is gone: end every sequence with `error`. Never raises; no step may follow."""
+        # State that is broken may be unable to end what it holds; who waits is told all the same.
+        with self.guard, suppress(Exception):
             self.scheduler.fail_all(error, now)
-        return self.scheduler.drain_events()
+        return [*self.scheduler.drain_events(), EngineFailed(now, error)]
 
     def _learn(self, timer: Callable[[], float]) -> StepEnded:
         plan, schedule_s, execute_s = self._in_flight.popleft()

@@ -139,4 +139,12 @@ class Finished:
     error: str | None = None
 
 
-Event = Submitted | Refused | Admitted | Preempted | StepPlanned | StepTokens | StepEnded | Finished
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The last event of an engine. Whatever has not ended by now ends with `error`."""
+
+    now: float
+    error: str
+
+
+Event = Submitted | Refused | Admitted | Preempted | StepPlanned | StepTokens | StepEnded | Finished | EngineFailed
