@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -172,7 +173,9 @@ class Marks:
         return self._all.sub("", text)
 
 
-_ANCHOR = "\uf8ff\uf8feoctavo\uf8fe\uf8ff"
+_SECRET = secrets.token_hex(16)
+"""In the names that only the copy of a tokenizer knows: nobody can write them, for nobody can guess it."""
+_ANCHOR = f"\uf8ff{_SECRET}\uf8ff"
 
 
 def _controls(token: AddedToken, template: str) -> bool:
@@ -216,7 +219,7 @@ def _stripped(text: str, left: bool, right: bool) -> str:
 def _without_control_tokens(backend: Tokenizer, tokens: Mapping[str, tuple[int, AddedToken]]) -> Tokenizer:
     """A copy that encodes text only: control tokens keep their ids under names that no text has."""
     told = json.loads(backend.to_str())
-    renamed = {text: f"\uf8ff{index}" for text, (index, _) in tokens.items()}
+    renamed = {text: f"\uf8ff{_SECRET}.{index}\uf8ff" for text, (index, _) in tokens.items()}
     for one in told["added_tokens"]:  # dropping one would move the ids of others
         one["content"] = renamed.get(one["content"], one["content"])
     told["post_processor"] = None
