@@ -22,7 +22,6 @@ from octavo.engine.engine import Engine
 from octavo.engine.outputs import Delta
 from octavo.errors import EngineDeadError, RequestError
 from octavo.memory.inspect import table_lines
-from octavo.models.tokenizer import encode_messages
 from octavo.scheduling.events import Event, FinishReason, RequestRecord, StepPlanned
 from octavo.scheduling.request import SamplingParams
 
@@ -68,8 +67,7 @@ class Answering:
                 raise RequestError(
                     "message", message["content"], f"is not valid Unicode ({error.reason}); send well-formed text"
                 ) from None
-        found: list[int] = encode_messages(self.engine.intake.tokenizer, messages)
-        return found
+        return self.engine.intake.encode_chat(messages)
 
     def answer(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams, write: Callable[[str], None]

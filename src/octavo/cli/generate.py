@@ -201,7 +201,7 @@ def _prompt_form(engine: Engine, asked: _Asked) -> Row:
 
 
 def _encoded(engine: Engine, text: str, form: Row, system_prompt: str | None) -> Prompt:
-    from octavo.models.tokenizer import encode_messages, encode_prompt
+    from octavo.models.tokenizer import encode_prompt
 
     tokenizer = engine.intake.tokenizer
     if form.value == "token ids":
@@ -211,7 +211,7 @@ def _encoded(engine: Engine, text: str, form: Row, system_prompt: str | None) ->
     messages = [{"role": "user", "content": text}]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
-    return {"prompt": text, "prompt_token_ids": encode_messages(tokenizer, messages)}
+    return {"prompt": text, "prompt_token_ids": engine.intake.encode_chat(messages)}
 
 
 def _with_room(engine: Engine, prompt: Prompt, params: SamplingParams) -> SamplingParams:
