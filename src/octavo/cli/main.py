@@ -23,6 +23,7 @@ from octavo.cli.chat import chat
 from octavo.cli.check import check
 from octavo.cli.generate import generate
 from octavo.cli.inspect import inspect_app
+from octavo.cli.plan import plan
 from octavo.cli.serve import serve
 from octavo.config import Config, options
 from octavo.errors import ConfigError, InvariantViolation, OctavoError
@@ -44,6 +45,7 @@ app.command("check")(check)
 app.command("serve")(serve)
 app.command("chat")(chat)
 app.command("batch")(batch)
+app.command("plan")(plan)
 app.add_typer(inspect_app, name="inspect")
 
 _UsageError: Any = typer.BadParameter.__mro__[1]

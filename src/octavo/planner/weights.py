@@ -1,0 +1,133 @@
+"""One device's bytes of weights: as given, from the checkpoint's own headers, or by formula.
+
+Owns the choice between the three, the reading of safetensors headers beside a config, and what is said
+of it; counting is the geometry's. Headers are counted, never loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ConfigError
+from octavo.geometry.dtypes import dtype_named
+from octavo.geometry.weights import Weights as Counted
+from octavo.geometry.weights import bytes_from_index, weights_from_config, weights_from_tensors
+from octavo.planner.asked import Asked
+from octavo.planner.source import Source
+from octavo.planner.values import Weights
+
+INDEX = "model.safetensors.index.json"
+_HEADER_LIMIT = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor as a header describes it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def weights_of(source: Source, asked: Asked) -> Weights:
+    counted, missing = _counted(source, asked)
+    if asked.weights_bytes is not None:
+        total = None if counted is None else counted.total_bytes
+        return _made(counted, asked.weights_bytes, total, "as given, per device")
+    if counted is None:
+        return _made(None, None, None, missing)
+    device = counted.rank_bytes(asked.tp, asked.pp)
+    shared = f"; {asked.tp * asked.pp} devices share it" if asked.tp * asked.pp > 1 else ""
+    estimate = "" if counted.exact else "estimated: "
+    basis = f"{estimate}{counted.basis}{shared}"
+    return _made(counted, device, counted.total_bytes, basis)
+
+
+def _made(counted: Counted | None, device: int | None, total: int | None, basis: str) -> Weights:
+    return Weights(
+        device_bytes=device,
+        total_bytes=total,
+        total_parameters=counted.total_parameters if counted else None,
+        active_parameters=counted.active_parameters if counted else None,
+        basis=basis,
+    )
+
+
+def _counted(source: Source, asked: Asked) -> tuple[Counted | None, str]:
+    """What is known of the whole model's weights, or why nothing is."""
+    if asked.manual:
+        return None, "not known of a model given by hand; give --weights-bytes"
+    if source.directory is not None and asked.dtype is None:
+        found = _from_files(source.directory, source)
+        if found is not None:
+            return found, ""
+    try:
+        dtype = None if asked.dtype is None else dtype_named(asked.dtype, field="dtype")
+        return weights_from_config(source.config, dtype=dtype), ""
+    except ConfigError as error:
+        if error.field == "dtype" and asked.dtype is not None:
+            raise
+        return None, f"not known: the config lacks {error.field}; give --weights-bytes"
+
+
+def _from_files(directory: Path, source: Source) -> Counted | None:
+    """By the headers of the files there; by the index where it is there without its files."""
+    files = sorted(directory.glob("*.safetensors"))
+    index = directory / INDEX
+    if index.is_file():
+        stated = _json(index.read_bytes(), index)
+        wanted = {str(name) for name in dict(stated.get("weight_map") or {}).values()}
+        if not wanted <= {file.name for file in files}:
+            return _with_bytes(source, bytes_from_index(stated))
+        files = [file for file in files if file.name in wanted]
+    if not files:
+        return None
+    return weights_from_tensors([tensor for file in files for tensor in _header(file)], source.config)
+
+
+def _with_bytes(source: Source, total: int) -> Counted:
+    """The bytes that an index states, with the parameters by formula."""
+    by_formula = weights_from_config(source.config)
+    return Counted(
+        total_parameters=by_formula.total_parameters,
+        active_parameters=by_formula.active_parameters,
+        total_bytes=total,
+        basis=f"the total that {INDEX} states",
+        replicated_bytes=min(total, by_formula.replicated_bytes),
+    )
+
+
+def _header(file: Path) -> Iterator[Tensor]:
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if not 2 <= length <= min(_HEADER_LIMIT, file.stat().st_size - 8):
+                raise ConfigError("model", str(file), "is no safetensors file: its header does not fit; fetch it again")
+            told = _json(opened.read(length), file)
+    except OSError as error:
+        raise ConfigError("model", str(file), f"cannot be read ({error.strerror or error})") from None
+    for name, entry in told.items():
+        if name == "__metadata__":
+            continue
+        try:
+            first, last = entry["data_offsets"]
+            yield Tensor(name, str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), int(last) - int(first))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(
+                "model", str(file), f"its header says nothing of tensor {name!r}; fetch it again"
+            ) from None
+
+
+def _json(raw: bytes, file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(raw)
+    except ValueError as error:
+        raise ConfigError("model", str(file), f"is damaged ({error}); fetch it again") from None
+    if not isinstance(told, dict):
+        raise ConfigError("model", str(file), "holds no JSON object; fetch it again")
+    return told
