@@ -143,11 +143,13 @@ def served(
     tokenizer: Any = "bytes",
     eos: tuple[int, ...] = (END,),
     send_buffer: int | None = None,
+    sanitize: bool = True,
     **settings: Any,
 ) -> Iterator[Running]:
     core = core or make_core()
     found = byte_tokenizer() if tokenizer == "bytes" else tokenizer
-    built = Engine(core, Intake(found, defaults={}, eos_token_ids=eos, vocab_size=VOCAB))
+    intake = Intake(found, defaults={}, eos_token_ids=eos, vocab_size=VOCAB, sanitize_control_tokens=sanitize)
+    built = Engine(core, intake)
     built.model_name = "echo"
     with served_engine(built, send_buffer=send_buffer, **settings) as running:
         yield running

@@ -246,3 +246,18 @@ def test_a_sequence_that_fails_ends_alone() -> None:
 
     run(core, scenario)
     assert np.all(core.scheduler.running.sequence_id == -1)
+
+
+def test_an_observer_that_fails_costs_no_reader_its_tokens() -> None:
+    core = engine()
+    seen: list[int] = []
+
+    def failing(events: list[Any]) -> None:
+        raise ZeroDivisionError
+
+    async def scenario(llm: AsyncLLM) -> None:
+        llm.observers += [failing, lambda events: seen.append(len(events))]
+        assert await collect(llm, [4, 5], 10) == echoed([4, 5], 10)
+
+    run(core, scenario)
+    assert seen

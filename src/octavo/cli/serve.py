@@ -47,14 +47,6 @@ ServedModelName = Annotated[
 ChatTemplate = Annotated[
     str | None, _option(help="chat template: a Jinja file, or the template itself; the model's own if not given")
 ]
-Sanitize = Annotated[
-    bool,
-    _option(
-        "--sanitize-control-tokens/--no-sanitize-control-tokens",
-        help="text of a chat that looks like a control token stays text; without it, whoever writes a message "
-        "can open a turn of another role",
-    ),
-]
 RootPath = Annotated[str, _option(help="path under which a proxy, which strips it, shows this server, such as /octavo")]
 AllowedOrigins = Annotated[
     list[str] | None,
@@ -87,7 +79,6 @@ def serve(  # noqa: PLR0913 - one for each flag
     api_key: ApiKey = None,
     served_model_name: ServedModelName = None,
     chat_template: ChatTemplate = None,
-    sanitize_control_tokens: Sanitize = True,
     root_path: RootPath = "",
     allowed_origins: AllowedOrigins = None,
     enable_log_requests: LogRequests = True,
@@ -112,7 +103,6 @@ def serve(  # noqa: PLR0913 - one for each flag
         api_keys=tuple(api_key or ()),
         served_model_names=tuple(served_model_name or ()),
         chat_template=read_template(chat_template),
-        sanitize_control_tokens=sanitize_control_tokens,
         root_path=root_path.rstrip("/"),
         allowed_origins=tuple(allowed_origins or ()),
         max_waiting_requests=max_waiting_requests,

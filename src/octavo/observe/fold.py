@@ -19,6 +19,7 @@ from octavo.observe.histogram import BOUNDS, WAITS, Histogram
 from octavo.observe.names import BLOCKED_BY, NAMES
 from octavo.scheduling.events import (
     Admitted,
+    EngineFailed,
     Event,
     Finished,
     Preempted,
@@ -73,6 +74,7 @@ class Fold:
             StepTokens: self._tokens,
             StepEnded: self._ended,
             Finished: self._finished,
+            EngineFailed: self._failed,
         }
 
     def take(self, events: Iterable[Event]) -> None:
@@ -176,6 +178,9 @@ class Fold:
             self._observe("time_per_output_token_seconds", (last - live.first_s) / (event.record.output_tokens - 1))
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _failed(self, event: EngineFailed) -> None:
+        self._stop_blocking(event.now)
 
     def _observe(self, name: str, value: float, label: str = "") -> None:
         self.histograms[name][label].add(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -25,6 +26,8 @@ from octavo.scheduling.events import Event
 from octavo.scheduling.request import SamplingParams
 from octavo.server.engine_thread import Accepted, End, EngineThread, Reply, Submit
 from octavo.server.mailbox import Mailbox
+
+_log = logging.getLogger(__name__)
 
 
 class Opened:
@@ -241,13 +244,16 @@ class AsyncLLM:
         del self._mailboxes[name]
 
     def _take(self, events: list[Event]) -> None:
-        for observer in self.observers:
-            observer(events)
         batch = self._streams.fold(events)
         if batch.stopped and self._thread.dead is None:
             self._post(End(batch.stopped, "stop"))
         for delta in batch.deltas:
             self._mailboxes[delta.request_id].put(delta)
+        for observer in self.observers:
+            try:
+                observer(events)
+            except Exception:  # noqa: BLE001 - whatever it is, readers come first
+                _log.exception("an observer failed; readers have got what came")
 
     def _post(self, command: Submit | End) -> None:
         try:

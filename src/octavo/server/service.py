@@ -34,11 +34,7 @@ class Service:
         own_name = llm.engine.model_name or "model"
         self.model_names = settings.served_model_names or (own_name,)
         self.metrics = Metrics(llm.engine.core, self.model_names[0])
-        self.tokens = Tokens(
-            llm.engine.intake.tokenizer,
-            template=settings.chat_template,
-            sanitize=settings.sanitize_control_tokens,
-        )
+        self.tokens = Tokens(llm.engine.intake, template=settings.chat_template)
         self.lifecycle = Lifecycle(lambda: llm.is_alive)
         self.room = WaitingRoom(settings.queue)
         self.log = RequestLog(enabled=settings.enable_log_requests, max_prompt_chars=settings.max_log_len)

@@ -23,8 +23,6 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()
     """Names of the model in requests; the first is that of answers. Without any, the model's own."""
     chat_template: str | None = None
-    sanitize_control_tokens: bool = True
-    """Text of a chat that looks like a control token stays text."""
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ()
     max_waiting_requests: int = QueueLimits().max_waiting_requests

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from octavo.engine.intake import Intake
 from octavo.errors import RequestError
 from octavo.server.errors import ApiError
 
@@ -23,11 +24,12 @@ OFF_LOOP_CHARS = 8192
 
 
 class Tokens:
-    """Around a tokenizer of Transformers, or None where the engine has none."""
+    """Around the tokenizer of an engine's intake, or none where the engine has none."""
 
-    def __init__(self, tokenizer: Any | None, *, template: str | None = None, sanitize: bool = True) -> None:
+    def __init__(self, intake: Intake, *, template: str | None = None) -> None:
+        tokenizer = intake.tokenizer
         self.tokenizer = tokenizer
-        self._sanitize = sanitize
+        self._intake = intake
         self._template = template
         # One thread: a tokenizer may be used from two threads only as long as nobody changes its settings.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer")
@@ -59,15 +61,11 @@ class Tokens:
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None) -> list[int]:
         """Raises `ApiError` or `RequestError` naming `messages` or `chat_template_kwargs`."""
-        from octavo.models.tokenizer import encode_messages
-
-        tokenizer = self._required("messages", f"{len(messages)} messages", "use /v1/completions with token ids")
+        self._required("messages", f"{len(messages)} messages", "use /v1/completions with token ids")
         _check_options(options or {})
 
         def work() -> list[int]:
-            return encode_messages(
-                tokenizer, messages, template=self._template, options=options, sanitize_control_tokens=self._sanitize
-            )
+            return self._intake.encode_chat(messages, template=self._template, options=options)
 
         return await self._run(work, sum(len(message["content"]) for message in messages))
 
