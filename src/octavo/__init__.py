@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from octavo.config import Config
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import CompletionOutput, RequestOutput
+    from octavo.planner.build import plan
     from octavo.scheduling.core import EngineCore
-    from octavo.scheduling.request import SamplingParams
+    from octavo.scheduling.request import SamplingParams, StructuredOutputs
     from octavo.server.async_llm import AsyncLLM
 
 __version__ = "0.1.0"
@@ -47,7 +48,9 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
+    "plan",
 ]
 
 _LAZY = {
@@ -58,6 +61,8 @@ _LAZY = {
     "LLM": "octavo.engine.llm",
     "RequestOutput": "octavo.engine.outputs",
     "SamplingParams": "octavo.scheduling.request",
+    "StructuredOutputs": "octavo.scheduling.request",
+    "plan": "octavo.planner.build",
 }
 
 
