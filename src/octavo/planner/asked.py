@@ -134,12 +134,8 @@ class Asked:
 
     def _agree(self) -> None:
         """What options must have in common."""
-        if self.manual:
-            for name in ("layers", "kv_heads", "head_dim"):
-                if getattr(self, name) is None:
-                    raise ConfigError(name, None, "the manual form needs --layers, --kv-heads and --head-dim together")
-            if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
-                raise ConfigError("kv_heads", self.kv_heads, f"must divide heads={self.heads}")
+        if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ConfigError("kv_heads", self.kv_heads, f"must divide heads={self.heads}")
         ranks = self.tp * self.pp * self.dp
         if self.devices is not None and self.devices % ranks:
             raise ConfigError(

@@ -33,6 +33,7 @@ from octavo.planner.workload import compare, lengths_of
 DEFAULT_CONTEXT = 8192
 """The reference where neither the user nor the config says one."""
 CONTEXTS = (1024, 8192, 32768)
+CURVE_POINTS = 32
 
 
 def plan(model: str | Path | Mapping[str, Any] | None = None, **options: Any) -> Plan:
@@ -168,6 +169,7 @@ def plan_for(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Plan
         state=state_summary(ground.geometry, ground.device, ground.context),
         sequence_bytes={context: ground.geometry.bytes_kept(context) for context in contexts},
         sequence_bytes_per_device={context: paging.bytes_for(context) for context in contexts},
+        curve=_curve(ground, paging, contexts[-1]),
         budget=budget,
         capacity=capacity,
         limits=limits,
@@ -189,6 +191,11 @@ def _contexts(ground: Ground) -> tuple[int, ...]:
     own = ground.geometry.context_length
     most = max(ground.context, own or 0)
     return tuple(sorted({*(n for n in CONTEXTS if n <= most), ground.context, *((own,) if own else ())}))
+
+
+def _curve(ground: Ground, paging: AnyPaging, longest: int) -> tuple[tuple[int, int, int], ...]:
+    lengths = sorted({max(1, longest * step // CURVE_POINTS) for step in range(CURVE_POINTS + 1)})
+    return tuple((n, ground.device.bytes_kept(n), paging.bytes_for(n)) for n in lengths)
 
 
 def _budget(ground: Ground, paging: AnyPaging, weights: Weights) -> Budget | None:

@@ -41,7 +41,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "ledger": None if plan.budget is None else plan.budget.by_label,
         "ledger_lines": None if plan.budget is None else _lines(plan.budget),
         "capacity": None if plan.capacity is None else _capacity(plan.capacity, plan.dp),
-        "limits": None if plan.limits is None else asdict(plan.limits),
+        "limits": None if plan.limits is None else {**asdict(plan.limits), "all": [asdict(x) for x in plan.limits.all]},
         "roofline": None if plan.roofline is None else asdict(plan.roofline),
         "workload": None if plan.workload is None else _workload(plan.workload),
         "levers": [asdict(lever) for lever in plan.levers],

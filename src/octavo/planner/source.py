@@ -90,6 +90,9 @@ def _object(text: str, name: str) -> Mapping[str, Any]:
 
 def _by_hand(asked: Asked) -> dict[str, Any]:
     """The smallest config that says what was given. Without --heads there are as many as key heads."""
+    for name in ("layers", "kv_heads", "head_dim"):
+        if getattr(asked, name) is None:
+            raise ConfigError(name, None, "the manual form needs --layers, --kv-heads and --head-dim together")
     heads = asked.heads or asked.kv_heads or 1
     config: dict[str, Any] = {
         "model_type": "",

@@ -236,6 +236,8 @@ class Plan:
     """By context: what one sequence needs, in all devices together were nothing replicated."""
     sequence_bytes_per_device: Mapping[int, int]
     """By context: what one device sets aside for it, in whole blocks and by the engine's rules."""
+    curve: tuple[tuple[int, int, int], ...]
+    """(tokens, bytes needed, bytes set aside) of one sequence on one device, for drawing."""
     budget: Budget | None
     capacity: Capacity | None
     limits: Limits | None
@@ -246,8 +248,3 @@ class Plan:
     """How the engine charges differently from what is needed."""
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Of one sequence on one device, whatever its length, windows filled."""
-        return self.state.device_fixed_bytes_per_sequence

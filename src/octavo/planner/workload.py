@@ -19,7 +19,7 @@ from octavo.errors import ConfigError
 from octavo.geometry.model import ModelGeometry
 from octavo.planner.asked import Asked
 from octavo.planner.charging import AnyPaging
-from octavo.planner.paging import PagedGroup, Paging
+from octavo.planner.paging import Paging
 from octavo.planner.values import Holding, Waste, Workload
 
 _INPUT = ("contexttokens", "input_length", "request tokens", "num_prefill_tokens", "prompt_tokens", "input_tokens")
@@ -63,9 +63,15 @@ def lengths_of(asked: Asked, context_length: int | None) -> Lengths | None:
 
 
 def _two_numbers(mean: int, most: int) -> tuple[int, ...]:
-    """Sixty-four lengths, even from 1 on, with this mean and this maximum: all that two numbers say."""
-    spread = min(mean - 1, most - mean)
-    return tuple(mean - spread + 2 * spread * i // 63 for i in range(64)) if most > mean else (mean,)
+    """Lengths with this mean and this maximum: one of the maximum, the others even around what is left."""
+    if most == mean:
+        return (mean,)
+    count = max(64, 2 * -(-most // mean))
+    left = (count * mean - most) // (count - 1)
+    spread = min(left - 1, most - left)
+    others = [left - spread + 2 * spread * i // (count - 2) for i in range(count - 1)]
+    short = mean * count - most - sum(others)  # what rounding took, given back one by one
+    return (*(length + (i < short) for i, length in enumerate(others)), most)
 
 
 def trace_lengths(path: str) -> tuple[int, ...]:
@@ -140,13 +146,14 @@ def _contiguous(lengths: Lengths, geometry: ModelGeometry, useful: int, kv_bytes
 
 
 def _paged(lengths: Lengths, paging: AnyPaging, useful: int, kv_bytes: int | None) -> Holding:
+    """What they hold while each takes one token a step; how many get in goes by the charge of a whole step."""
     if not isinstance(paging, Paging):
         aside = sum(paging.bytes_for(tokens) for tokens in lengths.tokens)
         blocks = sum(paging.units_for(tokens) for tokens in lengths.tokens)
         partial = sum(tokens % paging.block_tokens != 0 for tokens in lengths.tokens) if paging.block_tokens else 0
         waste = Waste(reserved_bytes=0, internal_bytes=max(0, aside - useful), padding_bytes=0, external_bytes=0)
     else:
-        held = [(group, sum(_blocks(group, paging, tokens) for tokens in lengths.tokens)) for group in paging.groups]
+        held = [(group, sum(group.blocks(tokens, 1) for tokens in lengths.tokens)) for group in paging.groups]
         units = sum(-(-count // group.per_unit) for group, count in held)
         aside = units * paging.unit_bytes
         inside = sum(count * group.block_bytes for group, count in held)
@@ -168,17 +175,15 @@ def _paged(lengths: Lengths, paging: AnyPaging, useful: int, kv_bytes: int | Non
                    partial_blocks=partial, sequences_at_once=at_once)  # fmt: skip
 
 
-def _blocks(group: PagedGroup, paging: Paging, tokens: int) -> int:
-    return group.blocks(tokens, paging.step_tokens)
-
-
 def _at_once(lengths: Lengths, paging: AnyPaging, kv_bytes: int) -> int:
     """Sequences at once when each takes what the average of the distribution takes at its full length."""
     if not isinstance(paging, Paging):
         average = sum(paging.bytes_for(tokens) for tokens in lengths.tokens) / len(lengths.tokens)
         return int(kv_bytes / average)
     average = sum(
-        sum(_blocks(group, paging, tokens) for tokens in lengths.tokens) / len(lengths.tokens) / group.per_unit
+        sum(group.blocks(tokens, paging.step_tokens) for tokens in lengths.tokens)
+        / len(lengths.tokens)
+        / group.per_unit
         for group in paging.groups
     )
     return int(paging.usable_units(kv_bytes) / average)
