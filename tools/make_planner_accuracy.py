@@ -39,6 +39,11 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "tests" / "pure" / "capacity_public.jsonl"
 PAGE = ROOT / "docs" / "planner-accuracy.md"
 GIB, MIB = 2**30, 2**20
+ABOUT = (
+    "Written by `python tools/make_planner_accuracy.py`; do not edit. Each row is a figure that a real engine "
+    "printed beside what the planner says from the record's inputs. The rules depend on engine, version and "
+    "geometry alone."
+)
 SWAP_BYTES = 4 * GIB
 """vLLM V0's default swap space on the host."""
 
@@ -93,7 +98,8 @@ def compare_record(record: Record) -> tuple[list[Comparison], list[Skipped]]:
 def ground(record: Record, config: dict[str, Any] | None = None) -> Ground:
     engine = record.rules
     given = {"tp": whole(record, "tp"), "pp": whole(record, "pp"), "block_size": whole(record, "block_size"),
-             "context": whole(record, "max_model_len"), "max_num_batched_tokens": whole(record, "max_num_batched_tokens"),
+             "context": whole(record, "max_model_len"),
+             "max_num_batched_tokens": whole(record, "max_num_batched_tokens"),
              "max_num_seqs": whole(record, "max_num_seqs"),
              "speculative_tokens": whole(record, "num_speculative_tokens")}  # fmt: skip
     for theirs, ours in (("page_size", "block_size"), ("tokens_per_block", "block_size"), ("n_ctx", "context"),
@@ -228,7 +234,7 @@ def _declared(record: Record) -> Iterator[tuple[int, str]]:
 
 
 def concurrency(record: Record) -> Iterator[Comparison]:
-    """What a log's own blocks and longest request make of its concurrency; geometry does not enter where it is uniform."""
+    """What a log's own blocks and longest request make of its concurrency: uniform state needs no geometry."""
     seen = record.observed
     length = number(record.inputs.get("max_model_len"))
     block = number(record.inputs.get("block_size"))
@@ -253,8 +259,8 @@ def declared_cells(record: Record) -> Iterator[Comparison]:
     there, pages = _cells(record, kv_dtype(record))
     cells = pages.cells(there.context) * pages.cell_bytes
     window = pages.window_cells(there.context, there.seqs)
-    figures = {"kv_mib": cells + window * pages.window_cell_bytes, "full_mib": cells, "ckv_mib": cells, "k_mib": cells / 2,
-               "swa_mib": window * pages.window_cell_bytes, "kv_mb_llamacpp": cells}  # fmt: skip
+    figures = {"kv_mib": cells + window * pages.window_cell_bytes, "full_mib": cells, "ckv_mib": cells,
+               "k_mib": cells / 2, "swa_mib": window * pages.window_cell_bytes, "kv_mb_llamacpp": cells}  # fmt: skip
     for name, size in figures.items():
         if number(record.observed.get(name)) is not None:
             yield made(record, f"bytes ({name.removesuffix('_mib')})", size / MIB, record.observed[name], "MiB")
@@ -305,14 +311,16 @@ def page(records: list[Record]) -> str:
     exact = sum(c.within_rounding for c in found)
     errors = [c.error for c in found]
     of_records = len({c.record for c in found})
+    summary = (
+        f"{len(found)} figures of {of_records} records; {exact} within the record's own rounding; "
+        f"median error {median(errors):.2%}, largest {max(errors):.1%}."
+    )
     lines = [
         "# How close the planner comes",
         "",
-        "Written by `python tools/make_planner_accuracy.py`; do not edit. Each row is a figure that a real engine printed "
-        "beside what the planner says from the record's inputs. The rules depend on engine, version and geometry alone.",
+        ABOUT,
         "",
-        f"{len(found)} figures of {of_records} records; {exact} within the record's own rounding; "
-        f"median error {median(errors):.2%}, largest {max(errors):.1%}.",
+        summary,
         "",
         "| record | engine | figure | planner | printed | off by |",
         "|---|---|---|---:|---:|---:|",

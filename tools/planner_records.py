@@ -47,8 +47,8 @@ class Insufficient(Exception):
 
 def read_records(path: Path) -> list[Record]:
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    return [Record(row["id"], row["engine"], row["version"], row["arch"], row["inputs"], row["observed"], row["confidence"])
-            for row in rows]  # fmt: skip
+    names = ("id", "engine", "version", "arch", "inputs", "observed", "confidence")
+    return [Record(*(row[name] for name in names)) for row in rows]  # fmt: skip
 
 
 def number(value: Any) -> float | None:
@@ -145,8 +145,8 @@ def config_of(record: Record) -> dict[str, Any]:
 
 def _plain(layers: int, kv_heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
     heads = kv_heads * 8  # so that any usual number of ranks divides them; state does not depend on it
-    return {"model_type": "", "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-            "head_dim": head_dim, "hidden_size": heads * head_dim, **more}  # fmt: skip
+    return {"model_type": "", "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": head_dim, "hidden_size": heads * head_dim, **more}  # fmt: skip
 
 
 def _latent(record: Record, layers: float | None) -> dict[str, Any]:
@@ -178,7 +178,8 @@ def _gated_delta(record: Record, layers: float | None) -> dict[str, Any]:
         raise Insufficient("all sizes of the recurrent layers")
     total = int(layers if layers is not None else full + (linear or 0))
     kinds = ["full_attention"] * int(full) + ["linear_attention"] * (total - int(full))
-    return _plain(total, arch["kv_heads"], arch["head_dim"], layer_types=kinds, linear_num_key_heads=arch["lin_k_heads"],
+    return _plain(total, arch["kv_heads"], arch["head_dim"], layer_types=kinds,
+                  linear_num_key_heads=arch["lin_k_heads"],
                   linear_num_value_heads=arch["lin_v_heads"], linear_key_head_dim=arch["lin_dim"],
                   linear_value_head_dim=arch["lin_dim"], linear_conv_kernel_dim=arch["conv"])  # fmt: skip
 
@@ -214,8 +215,8 @@ def _mixed(arch: Mapping[str, Any], text: str) -> dict[str, Any] | None:
 
 def _two_sizes(full: int, local: int, window: int, large: tuple[int, int], small: tuple[int, int]) -> dict[str, Any]:
     kinds = ["full_attention"] * full + ["sliding_attention"] * local
-    config = _plain(full + local, small[0], small[1], layer_types=kinds, sliding_window=window, global_head_dim=large[1],
-                    attention_k_eq_v=True, num_global_key_value_heads=large[0])  # fmt: skip
+    config = _plain(full + local, small[0], small[1], layer_types=kinds, sliding_window=window,
+                    global_head_dim=large[1], attention_k_eq_v=True, num_global_key_value_heads=large[0])  # fmt: skip
     config["num_attention_heads"] = 8 * max(small[0], large[0])
     return config
 
@@ -224,7 +225,3 @@ def require(found: Any, what: str) -> Any:
     if found is None:
         raise Insufficient(what)
     return found
-
-
-__all__ = ["ConfigError", "Insufficient", "Record", "config_of", "device_bytes", "device_name", "growing_config_of", "kv_dtype", "number", "read_records",
-           "require", "rounding", "whole"]  # fmt: skip

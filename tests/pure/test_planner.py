@@ -8,16 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import octavo
-from octavo.errors import ConfigError
-from octavo.geometry.charge import sequence_bytes_charged
-from octavo.geometry.dtypes import BF16
-from octavo.geometry.from_config import geometry_from_config
-from octavo.planner.build import plan
-from octavo.planner.json_form import as_json
-from octavo.planner.report import report
-from octavo.planner.values import Plan
 from tests.pure.planner_shapes import (
     DEEPSEEK_V3,
     GEMMA_4_31B,
@@ -28,6 +18,16 @@ from tests.pure.planner_shapes import (
     MIB,
     QWEN_35_27B,
 )
+
+import octavo
+from octavo.errors import ConfigError
+from octavo.geometry.charge import sequence_bytes_charged
+from octavo.geometry.dtypes import BF16
+from octavo.geometry.from_config import geometry_from_config
+from octavo.planner.build import plan
+from octavo.planner.json_form import as_json
+from octavo.planner.report import report
+from octavo.planner.values import Plan
 
 HAND: dict[str, Any] = {"layers": 32, "kv_heads": 8, "head_dim": 128, "kv_dtype": "bf16", "context": 8192}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-
 from tools.make_planner_accuracy import PAGE, RECORDS, Comparison, compare_all, compare_record, page
 from tools.planner_records import number, read_records, rounding
 

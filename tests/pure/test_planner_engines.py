@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.pure.planner_shapes import DEEPSEEK_V3, GEMMA_4_31B, GIB, GPT_OSS, LLAMA_4, LLAMA_8B, MIB, QWEN_35_27B
 
 from octavo.errors import ConfigError
 from octavo.planner.build import plan
 from octavo.planner.engines import engine_named
 from octavo.planner.values import Capacity
-from tests.pure.planner_shapes import DEEPSEEK_V3, GEMMA_4_31B, GIB, GPT_OSS, LLAMA_4, LLAMA_8B, MIB, QWEN_35_27B
 
 
 def capacity(config: dict[str, Any], **options: Any) -> Capacity:

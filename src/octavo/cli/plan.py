@@ -45,7 +45,7 @@ Revision = Annotated[str | None, typer.Option("--revision", help="branch, tag or
 
 
 @with_plan_options
-def plan(
+def plan(  # noqa: PLR0913 - one for each flag
     models: Models = None,
     *,
     as_json: Json = False,

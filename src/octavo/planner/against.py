@@ -154,7 +154,7 @@ def _pool(printed: Printed, ground: Ground, paging: AnyPaging) -> Iterator[Step]
 def _tokens_say(paging: Paging, block: str) -> str:
     ways = {
         "blocks": f"blocks x tokens of a block; {block}",
-        "groups": f"blocks / {len(paging.groups)} groups x tokens of a block, though groups do not need equally many; {block}",
+        "groups": f"blocks / {len(paging.groups)} groups x tokens of a block, as if all needed equally many; {block}",
         "concurrency": f"concurrency x the longest request: not tokens that any request may have; {block}",
     }
     return ways[paging.prints]
@@ -168,7 +168,8 @@ def _tokens(printed: Printed, paging: TokenPool) -> Iterator[Step]:
     stated = printed.get("pool_bytes")
     if stated is None and printed.get("key_bytes") is not None:
         stated = printed.figures["key_bytes"] + (printed.get("value_bytes") or 0)
-    says = f"{int(tokens):,} tokens and a page more, {size(paging.pool_bytes(0) / paging.page_tokens)} each; printed as GB, meant as GiB"
+    each = size(paging.pool_bytes(0) / paging.page_tokens)
+    says = f"{int(tokens):,} tokens and a page more, {each} each; printed as GB, meant as GiB"
     slack = sum(printed.rounding.get(name, 0) for name in ("pool_bytes", "key_bytes", "value_bytes"))
     yield Step("KV cache", stated, held, "bytes", says, slack)
 
@@ -222,7 +223,8 @@ def explanation_lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{'':<24} {'printed':>14} {'planner':>14} {'left over':>10}"
     for step in found["steps"]:
         left = "" if step["unexplained"] is None else f"{step['unexplained']:.2%}"
-        yield f"{step['what']:<24} {_shown(step['printed'], step['unit']):>14} {_shown(step['predicted'], step['unit']):>14} {left:>10}  {step['says']}"
+        printed, predicted = (_shown(step[name], step["unit"]) for name in ("printed", "predicted"))
+        yield f"{step['what']:<24} {printed:>14} {predicted:>14} {left:>10}  {step['says']}"
     for note in found["rules"]:
         yield f"note: {note}"
 

@@ -15,8 +15,11 @@ from octavo.planner.values import Budget
 
 COMMUNICATION_BYTES = 2**30
 """What collective communication between devices is taken to keep; 0.25 to 3 GiB were seen in public logs."""
-_STEP_LINES = (TEMPORARY, LOGITS, KERNELS)
+_STEP_LINES = (TEMPORARY, KERNELS)
 """Lines of our own prediction that any engine has; the others are octavo's."""
+_LOGIT_BYTES = 8
+"""Of other engines: logits in two types. From its second engine on vLLM profiles a sorted sample of every row too."""
+_SORTED_LOGIT_BYTES = 24
 
 
 def make_budget(
@@ -63,7 +66,10 @@ def runtime_lines(engine: Engine, asked: Asked, geometry: ModelGeometry, limits:
         return (Line("runtime", asked.runtime_bytes, "as given"),)
     predicted = predict_runtime(geometry, limits)
     if engine.name != "octavo":
-        predicted = tuple(line for line in predicted if line.label in _STEP_LINES)
+        each = _SORTED_LOGIT_BYTES if engine.name == "vllm" and engine.since(0, 8) else _LOGIT_BYTES
+        vocab, seqs = geometry.vocab_size or 0, limits.max_num_seqs
+        logits = Line(LOGITS, seqs * vocab * each, f"predicted: vocabulary {vocab:,} x {seqs:,} sequences x {each} B")
+        predicted = (*(line for line in predicted if line.label in _STEP_LINES), logits)
     lines = [
         Line(line.label, line.predicted_bytes, _estimated(line.basis)) for line in predicted if line.predicted_bytes
     ]
@@ -76,9 +82,7 @@ def _estimated(basis: str) -> str:
     return "estimated" + basis.removeprefix("predicted") if basis.startswith("predicted") else f"estimated: {basis}"
 
 
-def step_limits(
-    asked: Asked, *, seqs: int, step_tokens: int, length: int, block_tokens: int, blocks: int
-) -> StepLimits:
+def step_limits(*, seqs: int, step_tokens: int, length: int, block_tokens: int, blocks: int) -> StepLimits:
     return StepLimits(
         max_num_batched_tokens=step_tokens,
         max_num_seqs=seqs,

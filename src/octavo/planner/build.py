@@ -204,7 +204,6 @@ def _budget(ground: Ground, paging: AnyPaging, weights: Weights) -> Budget | Non
     line = Line("weights", weights.device_bytes or 0, weights.basis)
     unit = paging.unit_bytes
     limits = step_limits(
-        ground.asked,
         seqs=ground.seqs,
         step_tokens=ground.step_tokens,
         length=ground.context,

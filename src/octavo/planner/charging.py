@@ -253,7 +253,7 @@ def _vllm_hybrid(
                        exact=False, extra_blocks=extra)
         ] * -(-kind.layers // size)  # fmt: skip
     notes.append(
-        f"{len(groups)} groups of {size} layers over pages of {page:,} B a layer: a request takes at least one block of each"
+        f"{len(groups)} groups of {size} layers over pages of {page:,} B a layer; a request takes a block of each"
     )
     return Paging(groups=tuple(groups), unit_bytes=page * size, step_tokens=limits.step_tokens, reserved_units=1,
                   prints="concurrency" if prints == "concurrency" else "groups", notes=tuple(notes))  # fmt: skip
@@ -292,7 +292,8 @@ def _trtllm(kinds: tuple[_Kind, ...], limits: ChargeLimits) -> Paging:
     notes = ("windows are charged at full length: max_attention_window is not set",) if full != kinds else ()
     if fixed:
         blocks = -(-fixed // (size * tokens))
-        groups.append(PagedGroup(name="state", law="constant", layers=sum(k.layers for k in full if k.law == "constant"),
+        layers = sum(k.layers for k in full if k.law == "constant")
+        groups.append(PagedGroup(name="state", law="constant", layers=layers,
                                  block_bytes=size * tokens, block_tokens=0, extra_blocks=blocks - 1))  # fmt: skip
     return Paging(groups=tuple(groups), unit_bytes=size * tokens, step_tokens=limits.step_tokens,
                   prints="concurrency" if fixed else "blocks", notes=notes)  # fmt: skip

@@ -30,9 +30,8 @@ def parts_bar(parts: Sequence[tuple[str, float]], words: Words, title: str) -> s
         if width > 74:
             pieces.append(f'<text x="{x + width / 2:.1f}" y="22" class="in">{value / total:.0%}</text>')
         x += width
-        legend.append(
-            f'<li><i style="background:{colour}"></i>{escape(label)} <b>{escape(words(value))}</b> {value / total:.1%}</li>'
-        )
+        figure = f"<b>{escape(words(value))}</b> {value / total:.1%}"
+        legend.append(f'<li><i style="background:{colour}"></i>{escape(label)} {figure}</li>')
     svg = _svg(WIDTH, 34, title, "".join(pieces))
     return f'{svg}<ul class="legend">{"".join(legend)}</ul>'
 
@@ -74,7 +73,8 @@ def columns(values: Sequence[tuple[str, float]], title: str) -> str:
         height = room * log10(1 + value) / log10(1 + most) if most else 0
         x, width = 16 + step * index + step * 0.2, step * 0.6
         body.append(
-            f'<rect x="{x:.1f}" y="{bottom - height:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{COLOURS[0]}"/>'
+            f'<rect x="{x:.1f}" y="{bottom - height:.1f}" width="{width:.1f}" height="{height:.1f}" '
+            f'fill="{COLOURS[0]}"/>'
             f'<text x="{x + width / 2:.1f}" y="{bottom - height - 4:.1f}" class="mid">{value:,.0f}</text>'
             f'<text x="{x + width / 2:.1f}" y="{bottom + 18}" class="mid">{escape(label)}</text>'
         )

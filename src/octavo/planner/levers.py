@@ -57,12 +57,9 @@ class Scene:
 
 def levers_of(scene: Scene, asked: Asked, accelerator: Accelerator | None) -> tuple[Lever, ...]:
     now, _ = scene.as_it_is()
-    found: list[Lever] = []
-    for lever in (_heads(scene), _dtype(scene), _windows(scene)):
-        if lever is not None and lever.sequence_bytes != now:
-            found.append(lever)
-    found += [*_admission(scene), *_prefix(scene, asked), *_host(scene, asked, accelerator)]
-    return tuple(found)
+    changed = [lever for lever in (_heads(scene), _dtype(scene), _windows(scene)) if lever is not None]
+    found = [lever for lever in changed if lever.sequence_bytes != now]
+    return (*found, *_admission(scene), *_prefix(scene, asked), *_host(scene, asked, accelerator))
 
 
 def _changed(name: str, what: str, held: tuple[int, int | None]) -> Lever:
@@ -198,5 +195,5 @@ def _host(scene: Scene, asked: Asked, accelerator: Accelerator | None) -> Iterat
         name="host tier",
         sequences=size // each,
         seconds=seconds,
-        says=f"parked in {size / 2**30:g} GiB a device, promoted{link}; adds nothing to what runs at once or to the longest context",
+        says=f"parked in {size / 2**30:g} GiB a device, promoted{link}; adds nothing to what runs or to the longest",
     )

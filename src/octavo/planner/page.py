@@ -6,28 +6,19 @@ Owns the page's order and words. Every figure comes from the plan; everything fr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from html import escape
+from importlib import resources
 
 from octavo.planner.charts import columns, curve, parts_bar, stacked_rows
 from octavo.planner.report import report
 from octavo.planner.values import Holding, Plan
 from octavo.planner.wording import duration, layers, size
 
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1f2933;--soft:#616e7c;--line:#d9dee4;--card:#fff;--ground:#f4f6f8;--warn:#8a4b08;--tint:#fdf3e3}
-@media(prefers-color-scheme:dark){:root{--ink:#e6eaee;--soft:#9aa7b4;--line:#38434e;--card:#1d242b;--ground:#13181d;--warn:#f2b56b;--tint:#33281a}}
-*{box-sizing:border-box}body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1040px;margin:0 auto;padding:28px 20px 60px}h1{font-size:26px;margin:0 0 4px}h2{font-size:16px;margin:0 0 12px}
-p{margin:4px 0}.soft{color:var(--soft)}.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(210px,1fr));gap:12px;margin:20px 0}
-.card,section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 18px}section{margin:14px 0}
-.card b{display:block;font-size:23px;line-height:1.3}.card span{color:var(--soft);font-size:13px}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,td{padding:5px 10px 5px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-th{font-weight:600;color:var(--soft);font-size:13px}td.n,th.n{text-align:right;white-space:nowrap}td.why{color:var(--soft);font-size:13px}
-svg{width:100%;height:auto;display:block;margin:6px 0}svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg .in{fill:#fff;text-anchor:middle}
-svg .end{text-anchor:end}svg .mid{text-anchor:middle}svg .grid{stroke:var(--line)}svg .axis{stroke:var(--soft)}
-.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 18px;margin:8px 0 12px;padding:0;font-size:13px}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px}
-.warn{background:var(--tint);color:var(--warn);border-radius:8px;padding:8px 14px;margin:8px 0}pre{overflow-x:auto;font-size:12px;line-height:1.4}
-"""
+
+@cache
+def _style() -> str:
+    return resources.files("octavo.planner").joinpath("data", "page.css").read_text("utf-8")
 
 
 def page(plan: Plan) -> str:
@@ -39,7 +30,7 @@ def page(plan: Plan) -> str:
     )  # fmt: skip
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_style()}</style></head>'
         f"<body><main>{body}</main></body></html>\n"
     )
 
@@ -124,7 +115,8 @@ def _ledger(plan: Plan) -> str:
         return ""
     parts = [("weights", budget.weights.predicted_bytes), ("runtime", budget.runtime_bytes),
              ("KV cache", budget.kv.predicted_bytes), ("headroom", budget.headroom.predicted_bytes)]  # fmt: skip
-    lines = [("weights", budget.weights), *((f"runtime: {x.label}" if x.label != "runtime" else "runtime", x) for x in budget.runtime),
+    runtime = [(f"runtime: {line.label}" if line.label != "runtime" else "runtime", line) for line in budget.runtime]
+    lines = [("weights", budget.weights), *runtime,
              ("KV cache", budget.kv), ("headroom", budget.headroom)]  # fmt: skip
     rows = [(label, size(line.predicted_bytes), f"{line.predicted_bytes:,}", line.basis) for label, line in lines]
     if budget.missing_bytes:
@@ -154,11 +146,15 @@ def _roofline(plan: Plan) -> str:
     if found is None:
         return ""
     arithmetic = f"from batch {found.batch_arithmetic_bound:,} on" if found.batch_arithmetic_bound else "at no batch"
+    turns = (
+        f"state reads overtake weights from batch {found.batch_state_overtakes_weights:,} on; "
+        f"arithmetic bounds decode {arithmetic}"
+    )
     rows = [
         (f"decode, batch {found.batch:,} at {found.context:,}", duration(found.decode_s), found.decode_bound,
          f"reads {size(found.decode_weights_bytes)} of weights and {size(found.decode_state_bytes)} of state"),
         (f"prefill of {found.context:,}", duration(found.prefill_s), found.prefill_bound, ""),
-        ("tokens per second", f"{found.tokens_per_s:,.0f}", "", f"state reads overtake weights from batch {found.batch_state_overtakes_weights:,} on; arithmetic bounds decode {arithmetic}"),
+        ("tokens per second", f"{found.tokens_per_s:,.0f}", "", turns),
     ]  # fmt: skip
     if found.dollars_per_million_tokens is not None:
         rows.append(("dollars per million tokens", f"{found.dollars_per_million_tokens:,.3f}", "", "at least"))
@@ -174,7 +170,8 @@ def _workload(plan: Plan) -> str:
     rows = [(held.way, _parts(held)) for held in (found.contiguous, found.paged)]
     chart = stacked_rows(rows, size, "bytes set aside, by what becomes of them")
     about = (
-        f"<p>{found.requests:,} sequences of {escape(found.source)}, mean {found.mean_tokens:,.0f}, longest {found.max_tokens:,}; "
+        f"<p>{found.requests:,} sequences of {escape(found.source)}, "
+        f"mean {found.mean_tokens:,.0f}, longest {found.max_tokens:,}; "
         f"all live at once they need {escape(size(found.live_bytes))}.</p>"
     )
     table = _table(
@@ -214,7 +211,8 @@ def _levers(plan: Plan) -> str:
 
 
 def _text(plan: Plan) -> str:
-    return f"<section><details><summary>As text</summary><pre>{escape(chr(10).join(report(plan)))}</pre></details></section>"
+    lines = escape("\n".join(report(plan)))
+    return f"<section><details><summary>As text</summary><pre>{lines}</pre></details></section>"
 
 
 def _section(title: str, body: str) -> str:

@@ -45,7 +45,8 @@ def _state(plan: Plan) -> Iterator[str]:
     state = plan.state
     yield f"STATE     of the whole model, shares at {plan.context:,} tokens"
     for group in state.groups:
-        yield f"{_INDENT}{layers(group.layers):<10} {_law(group):<18} {_figure(group):<22} {group.share_at_context:>6.1%}  {group.says}"
+        share = f"{group.share_at_context:>6.1%}"
+        yield f"{_INDENT}{layers(group.layers):<10} {_law(group):<18} {_figure(group):<22} {share}  {group.says}"
     yield (
         f"{_INDENT}grows by {size(state.bytes_per_token_growing)} per token ({state.bytes_per_token_growing:,} B)"
         + (
@@ -88,7 +89,8 @@ def _request(plan: Plan) -> Iterator[str]:
     for context, needed in plan.sequence_bytes.items():
         charged = plan.sequence_bytes_per_device[context]
         bar = _bar(needed / most)
-        yield f"{_INDENT}{context:>11,} tokens  {size(needed):>11} needed {bar} {size(charged):>11} set aside{' on a device' if where else ''}"
+        there = " on a device" if where else ""
+        yield f"{_INDENT}{context:>11,} tokens  {size(needed):>11} needed {bar} {size(charged):>11} set aside{there}"
 
 
 def _bar(share: float) -> str:
@@ -106,7 +108,8 @@ def _ledger(plan: Plan) -> Iterator[str]:
              ("headroom", budget.headroom)]  # fmt: skip
     for part, line in lines:
         label = part if part != "runtime" or line.label == "runtime" else f"  {line.label}"
-        yield f"{_INDENT}{label:<32} {size(line.predicted_bytes):>10}  {line.predicted_bytes / budget.total_bytes:>6.1%}  {line.basis}"
+        share = line.predicted_bytes / budget.total_bytes
+        yield f"{_INDENT}{label:<32} {size(line.predicted_bytes):>10}  {share:>6.1%}  {line.basis}"
     if budget.missing_bytes:
         yield f"{_INDENT}{'missing':<32} {size(budget.missing_bytes):>10}          more is asked for than there is"
     yield f"{_INDENT}{'sum':<32} {size(sum(budget.by_label.values())):>10}  {1:>6.1%}  exactly the device"
@@ -121,7 +124,8 @@ def _capacity(plan: Plan) -> Iterator[str]:
     yield f"CAPACITY  {found.tokens:,} tokens{of_length}: {found.blocks:,} blocks of {size(found.block_bytes)}{per}"
     for context, count in found.sequences.items():
         copies = f", {count * plan.dp:,} in all {plan.dp} replicas" if plan.dp > 1 else ""
-        yield f"{_INDENT}{context:>11,} tokens  {count:>8,} sequences at once ({found.concurrency[context]:.2f}{copies})"
+        exactly = f"{found.concurrency[context]:.2f}{copies}"
+        yield f"{_INDENT}{context:>11,} tokens  {count:>8,} sequences at once ({exactly})"
     made_for = f" (the model was made for {plan.context_length:,})" if plan.context_length else ""
     longest = "any length" if found.largest_context >= 2**40 else f"{found.largest_context:,} tokens"
     yield f"{_INDENT}largest context that fits: {longest}{made_for}"
@@ -149,8 +153,9 @@ def _roofline(plan: Plan) -> Iterator[str]:
         return
     yield f"ROOFLINE  lower bounds at dense peak rates{', one replica' if plan.dp > 1 else ''}"
     yield (
-        f"{_INDENT}decode  batch {found.batch:,} at {found.context:,}: {duration(found.decode_s)} a step, {found.decode_bound}-bound; "
-        f"{found.tokens_per_s:,.0f} tokens/s (reads {size(found.decode_weights_bytes)} weights + {size(found.decode_state_bytes)} state)"
+        f"{_INDENT}decode  batch {found.batch:,} at {found.context:,}: {duration(found.decode_s)} a step, "
+        f"{found.decode_bound}-bound; {found.tokens_per_s:,.0f} tokens/s "
+        f"(reads {size(found.decode_weights_bytes)} weights + {size(found.decode_state_bytes)} state)"
     )
     yield f"{_INDENT}prefill {found.context:,} tokens: {duration(found.prefill_s)}, {found.prefill_bound}-bound"
     arithmetic = f"from batch {found.batch_arithmetic_bound:,} on" if found.batch_arithmetic_bound else "at no batch"
@@ -170,7 +175,8 @@ def _workload(plan: Plan) -> Iterator[str]:
         f"WORKLOAD  {found.source}: {found.requests:,} sequences, mean {found.mean_tokens:,.0f}, "
         f"longest {found.max_tokens:,}, declared {found.declared_max_tokens:,}"
     )
-    yield f"{_INDENT}all live at once they need {size(found.live_bytes)} (sum over the sequences{', one device' if plan.tp * plan.pp > 1 else ''})"
+    where = ", one device" if plan.tp * plan.pp > 1 else ""
+    yield f"{_INDENT}all live at once they need {size(found.live_bytes)} (sum over the sequences{where})"
     yield from _holding(found.contiguous, f"{found.contiguous.blocks:,} runs of {found.declared_max_tokens:,}")
     partial = f"{found.paged.partial_blocks:,}" if found.paged.partial_blocks else "none"
     of = f" of {plan.capacity.block_tokens}" if plan.capacity and plan.capacity.block_tokens else ""

@@ -17,8 +17,7 @@ def size(number: float) -> str:
 
 
 def digits(value: float) -> str:
-    text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-    return text
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
