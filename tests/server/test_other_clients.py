@@ -16,7 +16,9 @@ HI: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content"
 SAID = "system\nbe brief"
 
 
-def test_litellm_asks_and_streams(server: Running) -> None:
+@pytest.mark.filterwarnings("ignore")  # its own models warn as they are made
+def test_litellm_asks_and_streams(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
     litellm = pytest.importorskip("litellm", reason=WHY.format("litellm"), exc_type=ImportError)
     options = {"model": "openai/echo", "api_base": f"{server.url}/v1", "api_key": "none", "messages": HI}
     answer = litellm.completion(**options, temperature=0, max_tokens=50)
@@ -26,6 +28,7 @@ def test_litellm_asks_and_streams(server: Running) -> None:
     assert "".join(parts) == SAID
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_langchain_asks_and_streams(server: Running) -> None:
     langchain = pytest.importorskip("langchain_openai", reason=WHY.format("langchain-openai"), exc_type=ImportError)
     chat = langchain.ChatOpenAI(model="echo", base_url=f"{server.url}/v1", api_key="none", max_retries=0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -28,22 +29,40 @@ PROMPTS = [
     "Die Hauptstadt von Deutschland ist",
     "The quick brown fox jumps over the lazy dog. " * 5,
 ]
-WANTED = 20
+WANTED = 16
+STREAMS = 64
+JSON = {"Content-Type": "application/json"}
+MALFORMED: list[Callable[[dict[str, Any]], bytes]] = [
+    lambda body: json.dumps(body | {"temperature": "hot"}).encode(),
+    lambda body: json.dumps(body).encode()[:-5],
+    lambda body: json.dumps(body | {"best_off": 3}).encode(),
+]
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """Room for a third of what is asked at once, so that some are preempted."""
-    asked: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_num_seqs": 12}
+    """Seats for all and blocks for a third of what is asked at once, so that some are preempted."""
+    asked: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 60, "max_num_seqs": STREAMS}
     return build_engine(Config.from_kwargs(max_model_len=512, audit=True, **asked))
 
 
 @pytest.fixture(scope="module")
 def alone(engine: Engine) -> list[str]:
-    """What each prompt gets when nothing else runs."""
+    """What each prompt gets when nothing else runs: as a completion, then as a chat."""
     llm = LLM.from_engine(engine)
     params = SamplingParams(temperature=0, max_tokens=WANTED, ignore_eos=True)
-    return [llm.generate([prompt], params)[0].outputs[0].text for prompt in PROMPTS]
+    completed = [llm.generate([prompt], params)[0] for prompt in PROMPTS]
+    chatted = [llm.chat(messages(prompt), params)[0] for prompt in PROMPTS]
+    return [output.outputs[0].text for output in completed + chatted]
+
+
+def asked(i: int) -> tuple[str, dict[str, Any]]:
+    """The i-th stream: where it goes and what it asks."""
+    which = i % (2 * len(PROMPTS))
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": WANTED, "ignore_eos": True, "stream": True}
+    if which < len(PROMPTS):
+        return COMPLETIONS, body | {"prompt": PROMPTS[which]}
+    return CHAT, body | {"messages": messages(PROMPTS[which - len(PROMPTS)])}
 
 
 @pytest.fixture(scope="module")
@@ -57,36 +76,52 @@ def messages(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def test_every_stream_gets_the_answer_it_would_have_had_alone(server: Running, alone: list[str]) -> None:
-    """Some leave in the middle and some are malformed; the others neither notice nor change."""
+@pytest.mark.slow
+def test_of_64_streams_at_once_each_gets_the_answer_it_would_have_had_alone(server: Running, alone: list[str]) -> None:
+    """A tenth leave at random and a twentieth are malformed; the others neither notice nor change."""
+    draw = random.Random(64)
+    parts = ["leaves"] * 6 + ["malformed"] * len(MALFORMED) + ["stays"] * 55
+    draw.shuffle(parts)
+    leave_after = [draw.randint(0, 4) for _ in parts]
+    wrong = iter(MALFORMED)
+    everyone_is_here = asyncio.Barrier(STREAMS)
+    before = server.get("/stats").json()
 
-    async def one(client: httpx.AsyncClient, i: int) -> str | None:
-        which = i % len(PROMPTS)
-        body = {"prompt": PROMPTS[which], "temperature": 0, "max_tokens": WANTED, "ignore_eos": True, "stream": True}
-        if i % 19 == 7:
-            answer = await client.post(COMPLETIONS, json=body | {"temperature": "hot"})
-            assert answer.status_code == 400
-            return None
+    async def one(client: httpx.AsyncClient, i: int) -> str:
+        await everyone_is_here.wait()
+        path, body = asked(i)
+        if parts[i] == "malformed":
+            answer = await client.post(path, content=next(wrong)(body), headers=JSON)
+            assert answer.status_code == 400, answer.text
+            return "malformed"
         text = ""
-        async with client.stream("POST", COMPLETIONS, json=body) as stream:
+        async with client.stream("POST", path, json=body) as stream:
             assert stream.status_code == 200
+            count = 0
             async for line in stream.aiter_lines():
+                if parts[i] == "leaves" and count >= leave_after[i]:
+                    return "leaves"
                 if line.startswith("data: {"):
-                    text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-                if i % 10 == 3 and len(text) > 10:
-                    return None
-        assert text == alone[which]
-        return text
+                    count += 1
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    text += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        assert text == alone[i % len(alone)], f"stream {i}"
+        return "stays"
 
-    async def everyone() -> list[str | None]:
-        async with httpx.AsyncClient(
-            base_url=server.url, timeout=120, limits=httpx.Limits(max_connections=64)
-        ) as client:
-            return await asyncio.gather(*[one(client, i) for i in range(40)])
+    async def everyone() -> list[str]:
+        limits = httpx.Limits(max_connections=STREAMS)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+            return await asyncio.gather(*[one(client, i) for i in range(STREAMS)])
 
-    answered = [text for text in asyncio.run(everyone()) if text is not None]
-    assert len(answered) >= 32
+    assert asyncio.run(everyone()) == parts
     server.until_empty()
+    now = server.get("/stats").json()
+    assert now["finished_total"]["length"] - before["finished_total"]["length"] == 55
+    assert now["aborted_total"] - before["aborted_total"] == 6
+    assert now["refusals_total"]["invalid"] - before["refusals_total"]["invalid"] == len(MALFORMED)
+    assert sum(now["preemptions_total"].values()) > 0, "there was not room for all"
+    assert sum(now["kv_bytes_used"].values()) == now["active_sequences"] == sum(now["waiting_sequences"].values()) == 0
+    assert now["kv_blocks_free"] == now["kv_blocks_total"]
 
 
 def test_a_chat_is_that_of_the_engine(server: Running, engine: Engine) -> None:
