@@ -47,7 +47,8 @@ def test_a_lazy_name_is_defined_where_it_is_looked_for(name: str) -> None:
     if not path.exists():
         path = path.with_suffix("") / "__init__.py"
     assert path.exists()
-    assert name in {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)}
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    assert name in {node.name for node in ast.parse(path.read_text()).body if isinstance(node, kinds)}
 
 
 def test_an_unknown_name_is_refused_with_those_that_exist() -> None:

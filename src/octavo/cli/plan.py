@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Models = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODEL]...", help="config.json, a model's directory, or a hub id; none with --layers and its kin"
+        metavar="MODEL", help="config.json, a model's directory, or a hub id; none with --layers and its kin"
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object; of several models one a line")]

@@ -136,7 +136,7 @@ def plan_for(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Plan
         bounds = Bounds(
             context=ground.context,
             kv_sequences=capacity.sequences[ground.context],
-            kv_tokens=capacity.tokens,
+            kv_tokens=round(capacity.concurrency[ground.context] * ground.context),
             max_num_seqs=ground.seqs,
             step_tokens=ground.step_tokens,
             slo_s=asked.slo_tpot_ms / 1e3 if asked.slo_tpot_ms else None,
