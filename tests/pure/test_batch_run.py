@@ -5,6 +5,7 @@ The engine echoes prompts of token ids, so that every answer is known.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -25,8 +26,10 @@ from octavo.errors import RequestError
 from octavo.memory.check import is_empty
 from octavo.observe.request_log import FIELDS
 from octavo.scheduling.plan import StepResult
-from octavo.server import batch
+from octavo.server import batch, completions
 from octavo.server.batch import Ended, answer_rows
+from octavo.server.in_process import Reply, post
+from octavo.server.prompts import read_prompts
 from octavo.server.settings import ServerSettings
 from octavo.simulate.executors import EchoExecutor
 
@@ -113,7 +116,7 @@ def test_in_order_a_row_waits_for_those_before_it() -> None:
 def test_rows_that_the_server_refuses_get_its_error_and_the_others_go_on() -> None:
     bad = [
         row("type", temperature="warm"), row("range", top_p=2), row("unknown", temprature=1), row("model", model="gpt"),
-        row("long", tuple(range(1, 200)) * 2), row("empty", ()), row("text", "hello"), row("ids", (VOCAB,)),
+        row("long", tuple(range(1, 200)) * 2), row("empty", ()), row("ids", (VOCAB,)),
     ]  # fmt: skip
     lines = list(itertools.chain.from_iterable((line, row(f"good{i}")) for i, line in enumerate(bad)))
     done, ended = run(lines)
@@ -126,6 +129,31 @@ def test_rows_that_the_server_refuses_get_its_error_and_the_others_go_on() -> No
         assert response["body"]["error"]["message"]
         assert response["request_id"] == found[line["custom_id"]]["id"]
     assert all(found[f"good{i}"]["response"]["status_code"] == 200 for i in range(len(bad)))
+
+
+def test_a_row_on_which_the_server_itself_fails_is_an_error_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(given: Any) -> Any:
+        if given == [13]:
+            raise ZeroDivisionError
+        return read_prompts(given)
+
+    monkeypatch.setattr(completions, "read_prompts", broken)
+    done, ended = run([row("a"), row("b", (13,)), row("c")])
+    assert ended == Ended()
+    assert {found["custom_id"]: found["response"]["status_code"] for found in done} == {"a": 200, "b": 500, "c": 200}
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_an_app_that_answers_and_then_raises_has_answered() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": [(b"x-request-id", b"r")]})
+        await send({"type": "http.response.body", "body": b'{"error"', "more_body": True})
+        await send({"type": "http.response.body", "body": b": 1}"})
+        raise ZeroDivisionError
+
+    assert asyncio.run(post(app, "/", b"{}")) == Reply(500, "r", {"error": 1})
 
 
 def test_no_more_rows_are_read_than_keep_the_engine_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +196,7 @@ def test_a_signal_ends_the_run_with_what_is_written(number: int) -> None:
 
 
 def test_an_engine_that_dies_ends_the_run_and_its_rows_are_not_answers() -> None:
-    done, ended = run([row(f"r{i}") for i in range(50)], built(Breaks(after=9)))
+    done, ended = run([row(f"r{i}") for i in range(50)], built(Breaks(after=25, at=lambda step: time.sleep(0.005))))
     assert ended.signal is None
     assert "the device is gone" in str(ended.engine_died)
     assert 0 < len(done) < 50
@@ -202,6 +230,16 @@ def test_an_error_row_whose_output_fails_ends_the_run_too() -> None:
 
     with pytest.raises(RequestError):
         run([b"{nope", *(row(f"r{i}") for i in range(50))], write=write)
+
+
+def test_an_answer_that_cannot_be_read_ends_the_run_rather_than_losing_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 499, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(batch, "create_app", lambda service: silent)
+    with pytest.raises(ValueError, match="Expecting value"):
+        run([row("a")])
 
 
 def test_rows_may_run_in_a_thread_where_no_signal_arrives() -> None:

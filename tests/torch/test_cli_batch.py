@@ -302,7 +302,7 @@ def test_an_engine_that_dies_is_told_and_the_next_run_goes_on(
     def failing(executor: TorchExecutor) -> Any:
         nonlocal steps
         steps += 1
-        if steps == 12:
+        if steps == 20:
             raise RuntimeError("out of memory")
         return collect(executor)
 

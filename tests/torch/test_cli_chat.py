@@ -120,6 +120,13 @@ def test_undo_and_retry_and_a_new_chat_forget(piped: Piped, llm: LLM) -> None:
     assert "the same answer is to be expected" in err
 
 
+def test_a_retry_that_cannot_be_answered_forgets_nothing(piped: Piped, llm: LLM) -> None:
+    _, out, err = piped("hello", f"/system {'again ' * 600}", "/retry", "/system none", "world")
+    first = said(llm, "hello")
+    assert "no longer fits" in err
+    assert out.splitlines() == [first, said(llm, "hello", first, "world")]
+
+
 def test_what_is_set_holds_for_the_next_answer(piped: Piped, llm: LLM) -> None:
     _, out, err = piped("/set max_tokens 3", "hello", "/set max_tokens", "/set temperature default", "/set temperature")
     assert out == said(llm, "hello", max_tokens=3) + "\n"

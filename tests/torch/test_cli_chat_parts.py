@@ -13,6 +13,7 @@ import pytest
 from octavo.cli.chat_history import History, load, save
 from octavo.cli.chat_input import PipedLines, Typed, read_message
 from octavo.cli.chat_sampling import KINDS, checked, parse_setting, shown
+from octavo.cli.chat_session import _Pieces
 from octavo.errors import RequestError
 
 
@@ -139,6 +140,21 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot be written"):
         save(tmp_path, History(), "")
     assert list(tmp_path.iterdir()) == []
+
+
+# -- what is shown ----------------------------------------------------------------------------------
+
+
+def test_an_answer_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for is_terminal in (True, False):
+        pieces = _Pieces(is_terminal)
+        pieces.write("a\x1b[2J\tb\r\x07\x9b\x7f\n")
+        pieces.write("é😀")
+        pieces.end()
+        pieces.end()
+    assert capsys.readouterr().out == (
+        "a\u241b[2J\tb\u240d\u2407\ufffd\u2421\né😀\n" + "a\x1b[2J\tb\r\x07\x9b\x7f\né😀\n"
+    )
 
 
 # -- what can be set --------------------------------------------------------------------------------

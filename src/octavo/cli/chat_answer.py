@@ -67,7 +67,8 @@ class Answering:
                 raise RequestError(
                     "message", message["content"], f"is not valid Unicode ({error.reason}); send well-formed text"
                 ) from None
-        return self.engine.intake.encode_chat(messages)
+        tokens: list[int] = self.engine.intake.encode_chat(messages)
+        return tokens
 
     def answer(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams, write: Callable[[str], None]

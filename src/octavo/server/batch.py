@@ -82,9 +82,11 @@ def answer_rows(
             except RuntimeError as error:
                 return Ended(engine_died=str(error))
             service.llm.observers += observers
-            return await _Run(service, written, most_open).until_ended(rows)
+            run = _Run(service, written, most_open)
+            await run.until_ended(rows)
         finally:
             await service.stop()
+        return run.ended  # only now: the engine's last words may come after the answers that end with it
 
     return asyncio.run(main())
 
@@ -119,12 +121,18 @@ class _Run:
         self._room = asyncio.Semaphore(most_open)
         self._open: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
-        self._ended = Ended()
+        self._signal: int | None = None
+        self._died = False
         self._failure: BaseException | None = None
         self._cause = "the engine has failed"
         service.llm.observers.append(self._note_failure)
 
-    async def until_ended(self, rows: Iterator[Sendable | dict[str, Any]]) -> Ended:
+    @property
+    def ended(self) -> Ended:
+        return Ended(self._signal, self._cause if self._died else None)
+
+    async def until_ended(self, rows: Iterator[Sendable | dict[str, Any]]) -> None:
+        """Raises what `write` or the iterator raised."""
         with self._signals():
             sending = asyncio.create_task(self._send_all(rows))
             sending.add_done_callback(lambda task: self._over.set())
@@ -136,7 +144,6 @@ class _Run:
         real = [error for error in errors if not isinstance(error, asyncio.CancelledError)]
         if real:
             raise real[0]
-        return self._ended
 
     async def _send_all(self, rows: Iterator[Sendable | dict[str, Any]]) -> None:
         for place, row in enumerate(rows):
@@ -152,12 +159,15 @@ class _Run:
             await asyncio.wait(self._open)
 
     async def _answer(self, place: int, row: Sendable) -> None:
-        reply = await post(self._app, row.url, row.body)
-        if reply.status >= 500 and not self._service.llm.is_alive:
-            self._end(Ended(engine_died=self._cause))
-            return
         try:
-            self._put(place, _result(row, reply))
+            reply = await post(self._app, row.url, row.body)
+            if reply.status >= 500 and not self._service.llm.is_alive:
+                self._died = self._died or not self._over.is_set()
+                self._over.set()
+            else:
+                self._put(place, _result(row, reply))
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:  # noqa: BLE001 - raised again by `until_ended`
             self._failure = self._failure or error
             self._over.set()
@@ -172,11 +182,6 @@ class _Run:
             if isinstance(event, Finished) and event.error is not None:
                 self._cause = event.error
 
-    def _end(self, why: Ended) -> None:
-        if not self._over.is_set():
-            self._ended = why
-            self._over.set()
-
     def _signals(self) -> ExitStack:
         """The first signal ends the run, the second the process. Elsewhere than in the main thread, none is caught."""
         loop = asyncio.get_running_loop()
@@ -185,7 +190,8 @@ class _Run:
         def received(number: int) -> None:
             if self._over.is_set():
                 os._exit(128 + number)
-            self._end(Ended(signal=number))
+            self._signal = number
+            self._over.set()
 
         for number in SIGNALS:
             try:
