@@ -18,6 +18,8 @@ from octavo.planner.accelerators import device_named
 from octavo.planner.engines import Engine, engine_named
 
 GIB = 2**30
+RECURRENT_DTYPE = "float32"
+"""What the published configs of such models name; records do not repeat it."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _state_space(arch: Mapping[str, Any], text: str) -> dict[str, Any]:
     kinds = ["attention"] * attend + ["mamba"] * recur
     return _plain(attend + recur, arch["kv_heads"], arch["head_dim"], layers_block_type=kinds,
                   mamba_num_heads=arch["mamba_heads"], mamba_head_dim=arch["mamba_hd"], ssm_state_size=arch["d_state"],
-                  n_groups=arch["n_groups"], conv_kernel=arch["conv"])  # fmt: skip
+                  mamba_ssm_cache_dtype=RECURRENT_DTYPE, n_groups=arch["n_groups"], conv_kernel=arch["conv"])  # fmt: skip
 
 
 def _gated_delta(record: Record, layers: float | None) -> dict[str, Any]:
@@ -181,7 +183,8 @@ def _gated_delta(record: Record, layers: float | None) -> dict[str, Any]:
     return _plain(total, arch["kv_heads"], arch["head_dim"], layer_types=kinds,
                   linear_num_key_heads=arch["lin_k_heads"],
                   linear_num_value_heads=arch["lin_v_heads"], linear_key_head_dim=arch["lin_dim"],
-                  linear_value_head_dim=arch["lin_dim"], linear_conv_kernel_dim=arch["conv"])  # fmt: skip
+                  linear_value_head_dim=arch["lin_dim"], linear_conv_kernel_dim=arch["conv"],
+                  mamba_ssm_dtype=RECURRENT_DTYPE)  # fmt: skip
 
 
 def _mixed(arch: Mapping[str, Any], text: str) -> dict[str, Any] | None:

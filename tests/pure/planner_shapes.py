@@ -69,6 +69,7 @@ QWEN_35_27B: dict[str, Any] = {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
     "max_position_embeddings": 262144,
+    "mamba_ssm_dtype": "float32",
     "dtype": "bfloat16",
 }
 LLAMA_4: dict[str, Any] = {

@@ -106,6 +106,12 @@ def test_gemma_4_needs_3_28_gib_at_32k_and_charges_window_layers_no_more_than_wi
     assert made.sequence_bytes_per_device[32768] == units * 12.5 * MIB
 
 
+def test_pages_of_one_size_for_layers_of_different_size_would_take_30_gib() -> None:
+    """Gemma-4-31B at 32k: 60 layers x 16 KiB, the largest layer's, x 32,768 tokens."""
+    lever = next(x for x in plan(GEMMA_4_31B, context=32768).levers if x.name == "unified pages")
+    assert lever.sequence_bytes == 30 * GIB
+
+
 def test_a_recurrent_model_keeps_the_same_whatever_the_length() -> None:
     made = plan(MAMBA_2_8B, contexts="1024,65536", kv_cache_memory_bytes="1GiB")
     each = 64 * (5120 * 3 * 2 + 5120 * 16 * 4)
@@ -196,6 +202,12 @@ def test_replicas_multiply_what_is_served_and_nothing_on_a_device() -> None:
     assert made["capacity"]["sequences_all_replicas"]["8192"] == 8
 
 
+def test_devices_that_no_rank_takes_are_replicas() -> None:
+    made = plan(LLAMA_8B, tp=2, devices=8, context=8192, kv_cache_memory_bytes=GIB)
+    assert (made.tp, made.dp, made.devices) == (2, 4, 8)
+    assert as_json(made)["capacity"]["sequences_all_replicas"]["8192"] == 8
+
+
 def test_a_host_tier_adds_nothing_to_capacity_or_to_the_longest_context() -> None:
     without = plan(LLAMA_8B, device="h100-sxm", weights_bytes="15GiB", context=8192, host_memory_bytes=0)
     with_tier = plan(LLAMA_8B, device="h100-sxm", weights_bytes="15GiB", context=8192, host_memory_bytes="512GiB")
@@ -277,7 +289,8 @@ def test_an_unverified_device_is_said_to_be_so() -> None:
         ({"utilization": 1.5}, "utilization", "at most 1"),
         ({"utilization": "nan"}, "utilization", "above 0"),
         ({"tp": 3}, "tp", "must divide the 32 attention heads"),
-        ({"tp": 2, "devices": 3}, "devices", "multiple of tp x pp x dp = 2"),
+        ({"tp": 2, "devices": 3}, "devices", "a multiple of tp x pp = 2"),
+        ({"tp": 2, "dp": 2, "devices": 8}, "devices", "tp x pp x dp = 4"),
         ({"pp": 33}, "pp", "32 layers"),
         ({"kv_dtype": "fp9"}, "kv_dtype", "unknown dtype"),
         ({"kv_dtype": "q8_0"}, "kv_dtype", "--engine llamacpp"),

@@ -65,6 +65,17 @@ def test_speculation_adds_a_column_of_convolution_for_each_drafted_token() -> No
     assert found.block_tokens == 1648
 
 
+def test_vllm_keeps_a_recurrence_in_the_models_type_unless_the_config_names_one() -> None:
+    """Public logs of a hybrid whose config names none: blocks of 544 tokens.
+
+    32 x 128 x 128 matrices and 8,192 x 3 inputs in bf16 are 1,097,728 B: 536 tokens of 2,048 B, 34 x 16.
+    """
+    config = {k: v for k, v in QWEN_35_27B.items() if k != "mamba_ssm_dtype"}
+    config |= {"linear_num_value_heads": 32, "num_key_value_heads": 2, "num_attention_heads": 16}
+    found = capacity(config, engine="vllm-0.11", kv_cache_memory_bytes=GIB, context=4096)
+    assert found.block_tokens == 544
+
+
 def test_gpt_oss_at_full_length_is_refused_by_vllm_0_11_with_1_71_gib() -> None:
     found = capacity(GPT_OSS, engine="vllm-0.11", max_num_batched_tokens=1024, kv_cache_memory_bytes=int(1.71 * GIB))
     assert not found.fits
@@ -100,7 +111,7 @@ def test_sglang_keeps_latents_beside_an_index_in_656_and_132_bytes_a_layer() -> 
     assert made.state.bytes_per_token_growing == 61 * (656 + 132)
     # where the device computes in fp4 that is what auto means, elsewhere bf16
     assert plan(indexed, engine="sglang", device="b200").state.bytes_per_token_growing == 61 * (656 + 132)
-    assert plan(indexed, engine="sglang", device="h100-sxm").state.bytes_per_token_growing == 61 * (576 + 128) * 2
+    assert plan(indexed, engine="sglang", device="h100-sxm").state.bytes_per_token_growing == 61 * (576 * 2 + 132)
 
 
 def test_fp8_has_a_scale_a_head_in_octavo_and_none_in_vllm() -> None:

@@ -128,7 +128,10 @@ class Asked:
                 raise ConfigError(name, value, f"contradicts {ours}={values[ours]!r}, which means the same; give one")
             values[ours] = value
         checked = {name: _checked(name, value) for name, value in values.items()}
-        asked = cls(**checked, given=frozenset(checked))
+        ranks = checked.get("tp", 1) * checked.get("pp", 1)
+        if "dp" not in checked and checked.get("devices", ranks) % ranks == 0:
+            checked["dp"] = checked.get("devices", ranks) // ranks
+        asked = cls(**checked, given=frozenset(values))
         asked._agree()
         return asked
 
@@ -137,12 +140,9 @@ class Asked:
         if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
             raise ConfigError("kv_heads", self.kv_heads, f"must divide heads={self.heads}")
         ranks = self.tp * self.pp * self.dp
-        if self.devices is not None and self.devices % ranks:
-            raise ConfigError(
-                "devices",
-                self.devices,
-                f"must be a multiple of tp x pp x dp = {ranks}; give --tp {self.devices} or fewer",
-            )
+        if self.devices is not None and self.devices != ranks:
+            what = f"tp x pp x dp = {ranks}" if "dp" in self.given else f"a multiple of tp x pp = {self.tp * self.pp}"
+            raise ConfigError("devices", self.devices, f"must be {what}: a replica takes {self.tp * self.pp} of them")
         if self.mean is not None and self.max is not None and self.mean > self.max:
             raise ConfigError("mean", self.mean, f"must not be above max={self.max}")
         if (self.mean is None) != (self.max is None):

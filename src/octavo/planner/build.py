@@ -24,7 +24,7 @@ from octavo.planner.engines import Engine, as_kept_by, engine_named, kv_dtype_na
 from octavo.planner.ledger import Line
 from octavo.planner.levers import Scene, levers_of
 from octavo.planner.roofline import Bounds, Machine, limits_of, roofline
-from octavo.planner.source import Source, own_dtype, source_of
+from octavo.planner.source import Source, own_dtype, says_recurrent_dtype, source_of
 from octavo.planner.summary import notes_of, state_summary, warnings_of
 from octavo.planner.values import Budget, Plan, Weights
 from octavo.planner.weights import weights_of
@@ -104,7 +104,9 @@ def _geometry(source: Source, asked: Asked, engine: Engine, *, computes_fp4: boo
         dtype = kv_dtype_named(engine, asked.kv_dtype)
         if dtype.quantised and engine.name != "llamacpp":
             geometry_from_config(source.config, dtype, model_dtype=own)  # refuses what a kind cannot be kept in
-    return as_kept_by(engine, plain, dtype)
+    # vLLM keeps a recurrence in the model's type unless the config itself names another
+    recurrent = own if engine.name == "vllm" and not says_recurrent_dtype(source.config) else None
+    return as_kept_by(engine, plain, dtype, recurrent)
 
 
 def _step(engine: Engine, asked: Asked, memory: int | None) -> tuple[int, int]:
@@ -130,7 +132,7 @@ def plan_for(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Plan
     contexts = _contexts(ground)
     capacity = None if kv_bytes is None else capacity_of(paging, kv_bytes, ground.context, contexts)
     machine = _machine(ground, weights)
-    devices = asked.devices or asked.tp * asked.pp * asked.dp
+    devices = asked.tp * asked.pp * asked.dp
     limits = table = None
     if capacity is not None:
         bounds = Bounds(

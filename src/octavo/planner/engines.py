@@ -125,17 +125,19 @@ def own_kv_dtype(engine: Engine, geometry: ModelGeometry, own: Dtype, *, compute
     return FP16 if engine.name == "llamacpp" else own
 
 
-def as_kept_by(engine: Engine, geometry: ModelGeometry, dtype: Dtype) -> ModelGeometry:
+def as_kept_by(engine: Engine, geometry: ModelGeometry, dtype: Dtype, recurrent: Dtype | None = None) -> ModelGeometry:
     """The geometry with the element types in which `engine` keeps each component.
 
     `geometry` is in an unquantised type. octavo keeps a scale per token and head; vLLM, SGLang and
     TensorRT-LLM one scale per tensor; latents in fp8 beside an index carry a scale for 128 values and
-    keep the rotary key in bf16; llama.cpp keeps recurrent state and convolutions in float32.
+    keep the rotary key in bf16; an index is in fp8 whatever the latents are in; llama.cpp keeps recurrent
+    state and convolutions in float32. `recurrent` is the type of recurrences where the engine has one of its own.
     """
     if engine.name == "octavo":
         return geometry
     indexed = any(c.name.startswith(INDEX) for part in geometry.parts for c in _components(part))
-    layers = tuple(_layer_kept(state, engine, dtype, indexed) for state in geometry.layers)
+    kept = _Kept(engine, dtype, FP32 if engine.name == "llamacpp" else recurrent, indexed)
+    layers = tuple(_layer_kept(state, kept) for state in geometry.layers)
     return replace(geometry, layers=layers, kv_dtype=dtype, convention=engine.label)
 
 
@@ -143,20 +145,33 @@ def _components(part: LayerState) -> tuple[Component, ...]:
     return () if isinstance(part, (Borrowed, Stateless)) else part.components
 
 
-def _layer_kept(state: LayerState, engine: Engine, dtype: Dtype, indexed: bool) -> LayerState:
-    if isinstance(state, (Borrowed, Stateless)):
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """In what one engine keeps the components of one model."""
+
+    engine: Engine
+    dtype: Dtype
+    recurrent: Dtype | None
+    indexed: bool
+
+
+def _layer_kept(state: LayerState, kept: _Kept) -> LayerState:
+    if isinstance(state, (Borrowed, Stateless, Compressed)):
         return state
     if isinstance(state, Compound):
-        parts = tuple(_layer_kept(part, engine, dtype, indexed) for part in parts_of(state))
+        parts = tuple(_layer_kept(part, kept) for part in parts_of(state))
         return Compound(tuple(p for p in parts if not isinstance(p, (Borrowed, Stateless, Compound))))
     if isinstance(state, Constant):
-        if engine.name != "llamacpp":
-            return state
-        return Constant(tuple(replace(c, dtype=FP32) for c in state.components))
-    if isinstance(state, Compressed):
-        return state
-    components = _one_row(state.components) if engine.name == "llamacpp" else state.components
-    return replace(state, components=tuple(_component_kept(c, engine, dtype, indexed) for c in components))
+        return Constant(tuple(_constant_kept(c, kept) for c in state.components))
+    components = _one_row(state.components) if kept.engine.name == "llamacpp" else state.components
+    return replace(state, components=tuple(_component_kept(c, kept) for c in components))
+
+
+def _constant_kept(component: Component, kept: _Kept) -> Component:
+    if kept.engine.name == "llamacpp":
+        return replace(component, dtype=FP32)
+    own = kept.recurrent is not None and component.name == "recurrent"
+    return replace(component, dtype=kept.recurrent) if own and kept.recurrent else component
 
 
 def _one_row(components: tuple[Component, ...]) -> tuple[Component, ...]:
@@ -168,15 +183,16 @@ def _one_row(components: tuple[Component, ...]) -> tuple[Component, ...]:
     return (row, *(c for c in components if c.name not in ("latent", "rope_k")))
 
 
-def _component_kept(component: Component, engine: Engine, dtype: Dtype, indexed: bool) -> Component:
-    if dtype.name != FP8.name:
-        kept = dtype
-    elif indexed and (component.name == "latent" or component.name.startswith(INDEX)):
-        kept = FP8.with_scales(4, _BLOCK_SCALED)
-    elif indexed and component.name == "rope_k":
-        kept = BF16
-    else:
-        kept = FP8.with_scales(0)
-    if engine.name != "llamacpp" and dtype.quantised and dtype.name != FP8.name:
-        kept = dtype.with_scales(0)
-    return replace(component, dtype=kept)
+def _component_kept(component: Component, kept: _Kept) -> Component:
+    return replace(component, dtype=_dtype_kept(component, kept))
+
+
+def _dtype_kept(component: Component, kept: _Kept) -> Dtype:
+    dtype, name = kept.dtype, kept.engine.name
+    if component.name.startswith(INDEX) and name in ("vllm", "sglang"):
+        return FP8.with_scales(4, _BLOCK_SCALED)
+    if dtype.name == FP8.name and kept.indexed and component.name == "latent":
+        return FP8.with_scales(4, _BLOCK_SCALED)
+    if dtype.name == FP8.name and kept.indexed and component.name == "rope_k":
+        return BF16
+    return dtype.with_scales(0) if dtype.quantised and name != "llamacpp" else dtype

@@ -57,7 +57,8 @@ class Scene:
 
 def levers_of(scene: Scene, asked: Asked, accelerator: Accelerator | None) -> tuple[Lever, ...]:
     now, _ = scene.as_it_is()
-    changed = [lever for lever in (_heads(scene), _dtype(scene), _windows(scene)) if lever is not None]
+    changes = (_heads(scene), _dtype(scene), _windows(scene), _unified(scene))
+    changed = [lever for lever in changes if lever is not None]
     found = [lever for lever in changed if lever.sequence_bytes != now]
     return (*found, *_admission(scene), *_prefix(scene, asked), *_host(scene, asked, accelerator))
 
@@ -135,6 +136,17 @@ def _windows(scene: Scene) -> Lever | None:
         )
     except ConfigError:
         return None
+
+
+def _unified(scene: Scene) -> Lever | None:
+    """Every attention layer at full length in pages of the largest one's size."""
+    layers = scene.device.layers
+    kept = [s for s in layers if isinstance(s, (Growing, Windowed))]
+    if len({s.bytes_per_token for s in kept}) < 2:
+        return None
+    largest = Growing(max(kept, key=lambda s: s.bytes_per_token).components)
+    same = tuple(largest if isinstance(s, (Growing, Windowed)) else s for s in layers)
+    return _changed("unified pages", "with every layer at full length in pages of the largest", scene.with_layers(same))
 
 
 def _admission(scene: Scene) -> Iterator[Lever]:

@@ -18,6 +18,7 @@ from octavo.geometry.from_config import language_model_config
 from octavo.planner.asked import MANUAL, Asked
 
 CONFIG = "config.json"
+_RECURRENT_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 _LARGEST = 64 * 2**20
 _OTHER_KINDS = {".gguf": "a GGUF file, which has no config.json", ".safetensors": "a file of weights"}
 
@@ -89,11 +90,11 @@ def _object(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _by_hand(asked: Asked) -> dict[str, Any]:
-    """The smallest config that says what was given. Without --heads there are as many as key heads."""
+    """The smallest config that says what was given. Without --heads there are as few as the ranks need."""
     for name in ("layers", "kv_heads", "head_dim"):
         if getattr(asked, name) is None:
             raise ConfigError(name, None, "the manual form needs --layers, --kv-heads and --head-dim together")
-    heads = asked.heads or asked.kv_heads or 1
+    heads = asked.heads or (asked.kv_heads or 1) * asked.tp
     config: dict[str, Any] = {
         "model_type": "",
         "num_hidden_layers": asked.layers,
@@ -105,6 +106,12 @@ def _by_hand(asked: Asked) -> dict[str, Any]:
     if asked.window is not None:
         config["sliding_window"] = asked.window
     return config
+
+
+def says_recurrent_dtype(config: Mapping[str, Any]) -> bool:
+    """Whether the file names the element type of recurrent state."""
+    raw = language_model_config(config)
+    return any(isinstance(raw.get(name), str) for name in _RECURRENT_DTYPES)
 
 
 def own_dtype(config: Mapping[str, Any]) -> tuple[Dtype, str]:
