@@ -59,8 +59,8 @@ def main() -> None:
         made = plan(model, device="h100-sxm", context=16384, lengths=LENGTHS, price=2.5)
         written = Path(folder) / "plan.html"
         written.write_text(page(made), "utf-8")
-        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,3620",
-                   f"--screenshot={PICTURE}", written.as_uri()]  # fmt: skip
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,3620")
+        command = [browser, *flags, f"--screenshot={PICTURE}", written.as_uri()]
         subprocess.run(command, check=True, capture_output=True)
 
 

@@ -169,7 +169,8 @@ def _state_space(arch: Mapping[str, Any], text: str) -> dict[str, Any]:
     kinds = ["attention"] * attend + ["mamba"] * recur
     return _plain(attend + recur, arch["kv_heads"], arch["head_dim"], layers_block_type=kinds,
                   mamba_num_heads=arch["mamba_heads"], mamba_head_dim=arch["mamba_hd"], ssm_state_size=arch["d_state"],
-                  mamba_ssm_cache_dtype=RECURRENT_DTYPE, n_groups=arch["n_groups"], conv_kernel=arch["conv"])  # fmt: skip
+                  n_groups=arch["n_groups"], conv_kernel=arch["conv"],
+                  mamba_ssm_cache_dtype=RECURRENT_DTYPE)  # fmt: skip
 
 
 def _gated_delta(record: Record, layers: float | None) -> dict[str, Any]:

@@ -233,6 +233,14 @@ def test_levers_say_what_each_would_change() -> None:
     assert levers["prefix sharing"].sequences == (65_536 - 2048) // 6144
 
 
+def test_without_lengths_admission_is_compared_on_even_ones_and_that_is_said() -> None:
+    levers = {lever.name: lever for lever in plan(LLAMA_8B, context=8192, kv_cache_memory_bytes="8GiB").levers}
+    assert levers["guaranteed_no_evict"].sequences == 8
+    # 128 x 1 ... 128 x 64 tokens: 4,160 on average, 260 blocks
+    assert levers["max_utilization"].sequences == 4096 // 260
+    assert "assumed even" in levers["max_utilization"].says
+
+
 def test_the_roofline_of_a_step_is_what_it_reads_over_the_bandwidth() -> None:
     made = plan(LLAMA_8B, device="h100-sxm", weights_bytes=16_060_522_496, context=8192, batch_size=4, price=3.35)
     found = made.roofline

@@ -182,7 +182,7 @@ def plan_for(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Plan
         warnings=warnings_of(
             ground.asked, ground.geometry, ground.context, ground.accelerator, (budget, capacity, weights)
         ),
-        notes=notes_of(ground.geometry, ground.engine),
+        notes=notes_of(ground.geometry, ground.engine, by_hand=asked.manual),
     )
 
 

@@ -269,7 +269,10 @@ def _sglang(engine: Engine, kinds: tuple[_Kind, ...], limits: ChargeLimits) -> T
     fixed = sum(k.layers * (k.bytes_per_token if k.law == "constant" else k.once_bytes) for k in kinds)
     hybrid = bool(limited and growing and engine.since(0, 4, 9))
     indexed = any(c.name.startswith(INDEX) for k in kinds for c in k.components)
+    windows = [k.reach_tokens for k in kinds if k.law in ("window", "chunk")]
     return TokenPool(
+        reach_tokens=max(windows, default=0),
+        step_tokens=limits.step_tokens,
         cell_bytes=growing + entries + (0 if hybrid else limited),
         window_cell_bytes=limited if hybrid else 0,
         state_bytes=fixed,

@@ -151,27 +151,25 @@ def _unified(scene: Scene) -> Lever | None:
 
 def _admission(scene: Scene) -> Iterator[Lever]:
     """Who is let in: by the declared maximum, by what they take on average, or by what they likely take."""
-    if scene.kv_bytes is None or scene.lengths is None:
+    if scene.kv_bytes is None:
         return
-    declared = scene.lengths.declared_max
-    mean = max(1, round(scene.lengths.mean))
+    context = scene.context
+    assumed = "" if scene.lengths else " (lengths assumed even up to the context)"
+    lengths = scene.lengths or Lengths("even", tuple(max(1, context * i // 64) for i in range(1, 65)), context)
+    declared, mean = lengths.declared_max, max(1, round(lengths.mean))
     certain = scene.paging.sequences(scene.kv_bytes, declared)
     average = scene.paging.sequences(scene.kv_bytes, mean)
     yield Lever(
         name="guaranteed_no_evict", sequences=certain, says=f"admitted for {declared:,} tokens each, none ever paused"
     )
-    yield Lever(
-        name="max_utilization", sequences=average, says=f"admitted while they fit; {mean:,} tokens each on average"
-    )
-    if len(scene.lengths.tokens) > 1:
-        spread = pstdev(scene.lengths.tokens)
+    says = f"admitted while they fit; {mean:,} tokens each on average{assumed}"
+    yield Lever(name="max_utilization", sequences=average, says=says)
+    if len(lengths.tokens) > 1:
+        spread = pstdev(lengths.tokens)
         total = average * mean
         likely = next((n for n in range(average, 0, -1) if n * mean + RISK_DEVIATIONS * spread * n**0.5 <= total), 0)
-        yield Lever(
-            name="future_bounded",
-            sequences=max(certain, likely),
-            says="one chance in a hundred that somebody is paused",
-        )
+        says = f"one chance in a hundred that somebody is paused{assumed}"
+        yield Lever(name="future_bounded", sequences=max(certain, likely), says=says)
 
 
 def _prefix(scene: Scene, asked: Asked) -> Iterator[Lever]:

@@ -36,7 +36,7 @@ def page(plan: Plan) -> str:
 
 
 def _head(plan: Plan) -> str:
-    where = plan.device.name if plan.device else "no device named"
+    where = plan.device.name if plan.device else "a device of no name"
     many = f"{plan.devices} x " if plan.devices > 1 else ""
     how = f", tp {plan.tp}, pp {plan.pp}, dp {plan.dp}" if plan.devices > 1 else ""
     about = f"{many}{where}{how}; charged as by {plan.engine}; {plan.state.attention_mode} in {plan.state.kv_dtype}"

@@ -88,9 +88,13 @@ class Paging:
     def bytes_for(self, tokens: int, sequences: int = 1) -> int:
         return self.units_for(tokens, sequences) * self.unit_bytes
 
+    def share(self, tokens: int) -> Fraction:
+        """Units that one sequence among many takes, groups sharing out their units evenly."""
+        return sum((Fraction(g.blocks(tokens, self.step_tokens), g.per_unit) for g in self.groups), Fraction())
+
     def concurrency(self, kv_bytes: int, tokens: int) -> float:
         """Sequences of `tokens` positions, with the fraction that is left over."""
-        share = sum(Fraction(g.blocks(tokens, self.step_tokens), g.per_unit) for g in self.groups)
+        share = self.share(tokens)
         return float(self.usable_units(kv_bytes) / share) if share else 0.0
 
     def sequences(self, kv_bytes: int, tokens: int) -> int:
@@ -109,8 +113,8 @@ class Paging:
         """The capacity in tokens as the engine would print it, for sequences of `context` positions at most."""
         units = self.units(kv_bytes)
         if self.prints == "concurrency":
-            needed = self.units_for(context)
-            return units * context // needed if needed else 0
+            share = self.share(context)
+            return int(units * context / share) if share else 0
         growing = [g for g in self.groups if g.block_tokens]
         if not growing:
             return units * context

@@ -21,13 +21,16 @@ CELL_ALIGN = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPool:
-    """SGLang. A request's window layers take a token of the window pool for each of its own, up to the pool."""
+    """SGLang. A request's window layers take tokens of the window pool: its own, or a window and one step's."""
 
     cell_bytes: int
     window_cell_bytes: int
     state_bytes: int
     page_tokens: int
     max_num_seqs: int
+    reach_tokens: int = 0
+    """Of the widest window."""
+    step_tokens: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -76,12 +79,24 @@ class TokenPool:
     def units_for(self, tokens: int, sequences: int = 1) -> int:
         return sequences * (self._pages(tokens) if self._token_bytes(1) else 1)
 
+    def window_tokens(self, tokens: int) -> int:
+        """Tokens of the window pool that one sequence holds at most, in whole pages."""
+        return self._pages(min(tokens, self.reach_tokens - 1 + self.step_tokens)) * self.page_tokens
+
     def bytes_for(self, tokens: int, sequences: int = 1) -> int:
-        return sequences * (self._token_bytes(self._pages(tokens) * self.page_tokens) + self.state_bytes)
+        full = self._pages(tokens) * self.page_tokens * self.cell_bytes
+        windows = self.window_tokens(tokens) * self.window_cell_bytes if self.window_cell_bytes else 0
+        return sequences * (full + windows + self.state_bytes)
 
     def concurrency(self, kv_bytes: int, tokens: int) -> float:
-        by_tokens = self.units(kv_bytes) / self.units_for(tokens)
-        return min(by_tokens, float(self.slots(kv_bytes))) if self.state_bytes else by_tokens
+        """By whichever pool runs out first."""
+        bounds = [self.units(kv_bytes) / self.units_for(tokens)]
+        if self.window_cell_bytes:
+            part, whole = WINDOW_SHARE
+            bounds.append(self.pool_tokens(kv_bytes) * part // whole / self.window_tokens(tokens))
+        if self.state_bytes:
+            bounds.append(float(self.slots(kv_bytes)))
+        return min(bounds)
 
     def sequences(self, kv_bytes: int, tokens: int) -> int:
         return int(self.concurrency(kv_bytes, tokens))

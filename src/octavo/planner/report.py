@@ -29,9 +29,10 @@ def report(plan: Plan) -> Iterator[str]:
 
 
 def _title(plan: Plan) -> Iterator[str]:
-    where = plan.device.name if plan.device else ("memory as given" if plan.memory_bytes else "no device given")
+    many = "devices" if plan.devices > 1 else "a device"
+    where = plan.device.name if plan.device else f"{many} of {size(plan.memory_bytes)}" if plan.memory_bytes else many
     if plan.devices > 1:
-        where = f"{plan.devices} x {where} (tp {plan.tp}, pp {plan.pp}, dp {plan.devices // (plan.tp * plan.pp)})"
+        where = f"{plan.devices} {'x ' if plan.device else ''}{where} (tp {plan.tp}, pp {plan.pp}, dp {plan.dp})"
     size_text = ""
     if plan.weights.total_parameters:
         active = plan.weights.active_parameters

@@ -17,6 +17,14 @@ from octavo.planner.values import Limit, Limits, Roofline, Weights
 _MOST_BATCH = 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One sequence's part of a decode step on one device."""
+
+    flops: float
+    state_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One device's share of a model: what a step reads and multiplies there."""
@@ -38,17 +46,16 @@ class Machine:
         share = self.active_parameters / self.parameters
         return self.weights_bytes * (1 - (1 - share) ** batch)
 
-    def state_read_bytes(self, context: int, batch: int) -> int:
-        return batch * self.geometry.bytes_read(context)
+    def load(self, context: int) -> Load:
+        """What one sequence of `context` positions adds to a decode step."""
+        flops = 2 * self.active_parameters + self._attention_flops(context)
+        return Load(flops, self.geometry.bytes_read(context))
 
-    def decode_parts_s(self, context: int, batch: int) -> tuple[float, float]:
-        """(seconds of arithmetic, seconds of reading) of one step of `batch` sequences of `context`."""
-        flops = batch * (2 * self.active_parameters + self._attention_flops(context))
-        read = self.weights_read_bytes(batch) + self.state_read_bytes(context, batch)
-        return flops / self.accelerator.flops(self.weight_bits), read / self.accelerator.bandwidth_bytes_per_s
-
-    def decode_s(self, context: int, batch: int) -> float:
-        return max(self.decode_parts_s(context, batch))
+    def decode_parts_s(self, load: Load, batch: int) -> tuple[float, float]:
+        """(seconds of arithmetic, seconds of reading) of one step of `batch` such sequences."""
+        read = self.weights_read_bytes(batch) + batch * load.state_bytes
+        arithmetic = batch * load.flops / self.accelerator.flops(self.weight_bits)
+        return arithmetic, read / self.accelerator.bandwidth_bytes_per_s
 
     def prefill_parts_s(self, tokens: int) -> tuple[float, float]:
         """The same of a prompt: every query meets on average half of the positions."""
@@ -90,25 +97,21 @@ def _met(part: Windowed | Chunked | Compressed, context: int) -> int:
 
 def roofline(machine: Machine, context: int, batch: int, devices: int, price: float | None) -> Roofline:
     """Time of a decode step and of a prompt, for one replica of `devices`. `price` is of a device and hour."""
-    arithmetic, reading = machine.decode_parts_s(context, batch)
+    load = machine.load(context)
+    arithmetic, reading = machine.decode_parts_s(load, batch)
     decode = max(arithmetic, reading)
     prefill = machine.prefill_parts_s(context)
     rate = batch / decode if decode else 0.0
-    overtakes = 1 + largest(
-        lambda n: machine.state_read_bytes(context, n) <= machine.weights_read_bytes(n) if n else True, _MOST_BATCH
-    )
-    bound = 1 + largest(
-        lambda n: machine.decode_parts_s(context, n)[0] < machine.decode_parts_s(context, n)[1] if n else True,
-        _MOST_BATCH,
-    )
+    overtakes = 1 + largest(lambda n: n * load.state_bytes <= machine.weights_read_bytes(n), _MOST_BATCH)
+    bound = 1 + largest(lambda n: _waits_for_reading(machine.decode_parts_s(load, n)), _MOST_BATCH)
     return Roofline(
         context=context,
         batch=batch,
         decode_s=decode,
         decode_bound="arithmetic" if arithmetic > reading else "bandwidth",
-        decode_read_bytes=round(machine.weights_read_bytes(batch)) + machine.state_read_bytes(context, batch),
+        decode_read_bytes=round(machine.weights_read_bytes(batch)) + batch * load.state_bytes,
         decode_weights_bytes=round(machine.weights_read_bytes(batch)),
-        decode_state_bytes=machine.state_read_bytes(context, batch),
+        decode_state_bytes=batch * load.state_bytes,
         tokens_per_s=rate,
         prefill_s=max(prefill),
         prefill_bound="arithmetic" if prefill[0] > prefill[1] else "bandwidth",
@@ -116,6 +119,10 @@ def roofline(machine: Machine, context: int, batch: int, devices: int, price: fl
         batch_arithmetic_bound=None if bound > _MOST_BATCH else bound,
         dollars_per_million_tokens=None if price is None or not rate else price * devices / 3600 / rate * 1e6,
     )
+
+
+def _waits_for_reading(parts: tuple[float, float]) -> bool:
+    return parts[0] < parts[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +150,8 @@ def limits_of(bounds: Bounds) -> Limits:
     ]
     machine = bounds.machine
     if machine is not None and bounds.slo_s is not None:
-        slo, context = bounds.slo_s, bounds.context
-        most = largest(lambda n: machine.decode_s(context, n) <= slo if n else True, _MOST_BATCH)
+        slo, load = bounds.slo_s, machine.load(bounds.context)
+        most = largest(lambda n: max(machine.decode_parts_s(load, n)) <= slo, _MOST_BATCH)
         found.append(
             Limit(resource="SLO", sequences=most, says=f"a decode step within {slo * 1e3:g} ms at the roofline")
         )
@@ -153,7 +160,7 @@ def limits_of(bounds: Bounds) -> Limits:
     from_context = -(-bounds.kv_tokens // others) if others else None
     step_bound = None
     if machine is not None and binding.sequences:
-        arithmetic, reading = machine.decode_parts_s(bounds.context, binding.sequences)
+        arithmetic, reading = machine.decode_parts_s(machine.load(bounds.context), binding.sequences)
         step_bound = "arithmetic" if arithmetic > reading else "bandwidth"
     return Limits(
         context=bounds.context,

@@ -85,11 +85,11 @@ def _component(component: Component) -> str:
     return f"{component.name} {'x'.join(map(str, component.shape))} {component.dtype}"
 
 
-def notes_of(geometry: ModelGeometry, engine: Engine) -> tuple[str, ...]:
+def notes_of(geometry: ModelGeometry, engine: Engine, *, by_hand: bool) -> tuple[str, ...]:
     kept = (
         f"element types as {engine.label} keeps them" if engine.name != "octavo" else "what is needed, scales counted"
     )
-    return (f"convention of the state: {kept}", *geometry.notes)
+    return (f"convention of the state: {kept}", *(() if by_hand else geometry.notes))
 
 
 def warnings_of(
