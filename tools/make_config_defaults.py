@@ -129,9 +129,10 @@ def build_table() -> dict[str, Any]:
     return {
         "made_from": f"transformers {transformers.__version__}",
         "types": types,
+        # several types may share a class: the first is the one that it was made for
         "architectures": {
             name: model_type
-            for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+            for model_type, name in reversed(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
             if model_type in types and isinstance(name, str)
         },
         "wrappers": wrappers,

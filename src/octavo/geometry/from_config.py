@@ -65,6 +65,12 @@ def language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _language_model(config)[0]
 
 
+def language_model_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str, str]:
+    """The language model's own part of a config, its model type, and the name of its class."""
+    raw, model_type, _ = _language_model(config)
+    return raw, model_type, _architecture(raw) or _architecture(config)
+
+
 def _model_dtype(config: Mapping[str, Any], raw: Mapping[str, Any], kv_dtype: Dtype) -> Dtype:
     """In what the model computes: as the config says, else as keys and values are kept, else bf16."""
     for part in (raw, config):
