@@ -283,6 +283,13 @@ def test_the_documented_names_of_the_json_are_there() -> None:
     assert json.loads(json.dumps(told)) == told
 
 
+def test_no_line_is_wider_than_a_usual_window() -> None:
+    made = plan(GEMMA_4_31B, device="h100-sxm", weights_bytes="20GiB", tp=2, lengths="100,9000", price=2)
+    lines = list(report(made))
+    assert max(map(len, lines)) <= 120
+    assert sum(line.startswith(("STATE", "REQUEST", "LEDGER", "CAPACITY", "LIMIT", "ROOFLINE")) for line in lines) == 6
+
+
 def test_an_unverified_device_is_said_to_be_so() -> None:
     assert any("unverified" in warning for warning in plan(LLAMA_8B, device="t4", weights_bytes="15GiB").warnings)
     assert not any("unverified" in warning for warning in plan(LLAMA_8B, device="l4", weights_bytes="15GiB").warnings)

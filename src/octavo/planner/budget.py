@@ -79,7 +79,7 @@ def runtime_lines(engine: Engine, asked: Asked, geometry: ModelGeometry, limits:
 
 
 def _estimated(basis: str) -> str:
-    return "estimated" + basis.removeprefix("predicted") if basis.startswith("predicted") else f"estimated: {basis}"
+    return f"estimated: {basis.removeprefix('predicted: ')}"
 
 
 def step_limits(*, seqs: int, step_tokens: int, length: int, block_tokens: int, blocks: int) -> StepLimits:

@@ -5,17 +5,34 @@ Owns the words and columns. Every figure comes from the plan; every line about b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from textwrap import wrap
 
 from octavo.planner.values import Holding, Plan, StateGroup
 from octavo.planner.wording import duration, layers, parameters, size
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 24
+_COLUMNS, _LAST_COLUMN = 120, 72
 _INDENT = " " * 10
 
 
 def report(plan: Plan) -> Iterator[str]:
+    """The lines of the plan, none wider than a usual window."""
+    for line in _report(plan):
+        yield from _wrapped(line)
+
+
+def _wrapped(line: str) -> list[str]:
+    """A long line goes on below its last column."""
+    if len(line) <= _COLUMNS:
+        return [line]
+    column = max((match.end() for match in re.finditer(r"\s{2,}", line[:_LAST_COLUMN])), default=0)
+    return wrap(line, _COLUMNS, subsequent_indent=" " * column, replace_whitespace=False, break_on_hyphens=False)
+
+
+def _report(plan: Plan) -> Iterator[str]:
     yield from _title(plan)
     for block in (_state, _request, _ledger, _capacity, _limits, _roofline, _workload, _levers):
         lines = list(block(plan))
