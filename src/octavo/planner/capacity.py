@@ -18,6 +18,7 @@ def capacity_of(paging: AnyPaging, kv_bytes: int, context: int, contexts: tuple[
     return Capacity(
         kv_bytes=kv_bytes,
         block_bytes=paging.unit_bytes,
+        page_bytes=paging.page_bytes,
         block_tokens=paging.block_tokens,
         blocks=units,
         usable_blocks=paging.usable_units(kv_bytes),

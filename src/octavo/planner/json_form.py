@@ -100,6 +100,7 @@ def _capacity(capacity: Capacity, replicas: int) -> dict[str, Any]:
     return {
         "kv_bytes": capacity.kv_bytes,
         "block_bytes": capacity.block_bytes,
+        "page_bytes": capacity.page_bytes,
         "block_tokens": capacity.block_tokens,
         "blocks": capacity.blocks,
         "usable_blocks": capacity.usable_blocks,

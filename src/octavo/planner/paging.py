@@ -75,6 +75,11 @@ class Paging:
         """Positions of a block: the smallest of a group that grows, 0 where none does."""
         return min((g.block_tokens for g in self.groups if g.block_tokens), default=0)
 
+    @property
+    def page_bytes(self) -> int:
+        """What a sequence that grows takes at a time: a block of the group that grows, if there is one."""
+        return min((g.block_bytes for g in self.groups if g.law == "growing"), default=self.unit_bytes)
+
     def units(self, kv_bytes: int) -> int:
         return kv_bytes // self.unit_bytes
 

@@ -39,6 +39,10 @@ class TokenPool:
         return self._token_bytes(self.page_tokens) or self.state_bytes
 
     @property
+    def page_bytes(self) -> int:
+        return self.unit_bytes
+
+    @property
     def block_tokens(self) -> int:
         return self.page_tokens if self._token_bytes(1) else 0
 
@@ -127,6 +131,10 @@ class CellPool:
     @property
     def unit_bytes(self) -> int:
         return CELL_ALIGN * (self.cell_bytes or self.window_cell_bytes) or self.state_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        return self.unit_bytes
 
     @property
     def block_tokens(self) -> int:

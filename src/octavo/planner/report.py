@@ -98,7 +98,9 @@ def _request(plan: Plan) -> Iterator[str]:
     page = ""
     if plan.capacity:
         tokens = f" ({plan.capacity.block_tokens:,} tokens)" if plan.capacity.block_tokens else ""
-        page = f", in blocks of {size(plan.capacity.block_bytes)}{tokens}"
+        page = f", in blocks of {size(plan.capacity.page_bytes)}{tokens}"
+        if plan.capacity.page_bytes != plan.capacity.block_bytes:
+            page += f" out of slabs of {size(plan.capacity.block_bytes)}"
     yield (
         f"REQUEST   fixed {size(state.device_fixed_bytes_per_sequence)} + "
         f"{size(state.device_bytes_per_token_growing)} per token{windows}{where}{page}"
@@ -138,8 +140,9 @@ def _capacity(plan: Plan) -> Iterator[str]:
     if found is None:
         return
     per = " on each device (all ranks of a replica hold the same sequences)" if plan.tp * plan.pp > 1 else ""
+    unit = "blocks" if found.page_bytes == found.block_bytes else "slabs"
     of_length = f" in sequences of {found.tokens_context:,}" if len(plan.state.groups) > 1 else ""
-    yield f"CAPACITY  {found.tokens:,} tokens{of_length}: {found.blocks:,} blocks of {size(found.block_bytes)}{per}"
+    yield f"CAPACITY  {found.tokens:,} tokens{of_length}: {found.blocks:,} {unit} of {size(found.block_bytes)}{per}"
     for context, count in found.sequences.items():
         copies = f", {count * plan.dp:,} in all {plan.dp} replicas" if plan.dp > 1 else ""
         exactly = f"{found.concurrency[context]:.2f}{copies}"

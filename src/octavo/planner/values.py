@@ -79,9 +79,12 @@ class Capacity:
 
     kv_bytes: int
     block_bytes: int
+    """What the pool is divided into: a block, or a slab that several blocks of one group share."""
+    page_bytes: int
+    """What a growing sequence takes at a time; `block_tokens` positions."""
     block_tokens: int
     blocks: int
-    """Whole blocks in the pool."""
+    """Whole blocks (or slabs) in the pool."""
     usable_blocks: int
     tokens: int
     """As the engine counts them; see `tokens_context`."""
