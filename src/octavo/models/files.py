@@ -33,10 +33,12 @@ _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _SAMPLE_BYTES = 1024
 
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
 # How configs spell what no decoder can do without; the first is the name shown.
 _NEEDED = (
     ("hidden_size", "n_embd", "d_model", "dim"),
-    ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "layers_block_type", "hybrid_override_pattern"),
+    (*_LAYERS, "layers_block_type", "hybrid_override_pattern"),
     ("vocab_size", "padded_vocab_size"),
 )
 
@@ -95,6 +97,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
     check_config(path / CONFIG, config)
     tensors, notes = _weights(path, names, config)
     _check_needed(path / CONFIG, config, tensors)
+    check_layers(path / CONFIG, config, len(tensors))
     return Checkpoint("safetensors", path, config, tensors, notes)
 
 
@@ -116,6 +119,16 @@ def check_config(path: Path, config: dict[str, Any]) -> None:
     if not isinstance(config.get("model_type"), str):
         what = f"{path.name} does not say its model_type (found {config.get('model_type')!r})"
         raise model_error(path, what, "Fetch the model's own config.json")
+
+
+def check_layers(path: Path, config: dict[str, Any], tensors: int, spellings: tuple[str, ...] = _LAYERS) -> None:
+    """Every layer has tensors of its own. A damaged count would have a model built until memory ends."""
+    for told in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for name in spellings:
+            count = told.get(name)
+            if isinstance(count, int | float) and count > tensors:
+                what = f"{path.name} says {name}={count}, and there are {tensors} tensors in the weights"
+                raise model_error(path, what, f"Correct {name}, or fetch the file again")
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:

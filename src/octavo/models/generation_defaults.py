@@ -9,7 +9,6 @@ Imports no torch.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +19,15 @@ from octavo.models.weight_files import model_error, open_for_reading, read_bytes
 FILE_NAME = "generation_config.json"
 _LIMIT_BYTES = 1 << 20
 
-# Name -> lowest and highest sound value; integers only for top_k, where 0 and -1 mean "all".
+# Name -> lowest and highest value that `SamplingParams` takes; integers only for top_k, where 0 and -1 mean "all".
 _RANGES = {
-    "temperature": (0.0, math.inf),
-    "top_k": (-1, math.inf),
+    "temperature": (0.0, 1e4),
+    "top_k": (-1, 2**31 - 1),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, math.inf),
+    "repetition_penalty": (0.0, 1e4),
 }
+_MOST_IDS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _read(path: Path) -> dict[str, Any]:
         raw = read_bytes(path, file, _LIMIT_BYTES)
     try:
         told = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         what = f"{FILE_NAME} is not JSON ({error})"
         raise model_error(path, what, "Fetch it again, or delete it to use no defaults") from None
     if not isinstance(told, dict):
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _number(path: Path, name: str, value: Any) -> float:
     low, high = _RANGES[name]
     sound = type(value) in ((int,) if name == "top_k" else (int, float)) and low <= value <= high
-    if not sound or not math.isfinite(value) or (name in ("top_p", "repetition_penalty") and value == 0):
+    if not sound or (name in ("top_p", "repetition_penalty") and value == 0):
         what = f"{FILE_NAME} says {name}={value!r}, which is no {'whole ' if name == 'top_k' else ''}number in range"
         raise model_error(path, what, f"Correct {name} in it, or delete that line")
     return int(value) if name == "top_k" else float(value)
@@ -85,7 +85,7 @@ def _number(path: Path, name: str, value: Any) -> float:
 
 def _ids(path: Path, value: Any) -> set[int]:
     listed = value if isinstance(value, list) else [] if value is None else [value]
-    if any(type(one) is not int or one < 0 for one in listed):
+    if any(type(one) is not int or not 0 <= one < _MOST_IDS for one in listed):
         what = f"{path.name} says eos_token_id={value!r}, which is neither a token id nor a list of them"
         raise model_error(path, what, "Correct eos_token_id in it")
     return set(listed)

@@ -19,7 +19,7 @@ from transformers.utils.quantization_config import GgufConfig
 
 from octavo.errors import ModelError
 from octavo.models.embedded import cache_directory
-from octavo.models.files import Checkpoint
+from octavo.models.files import Checkpoint, check_layers
 from octavo.models.gguf_file import GgufHeader, parts_of, read_gguf, refuse_missing_parts
 from octavo.models.gguf_parts import joined
 from octavo.models.quiet import quiet_transformers
@@ -32,6 +32,8 @@ _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_
 _PLAIN_BYTE_LEVEL = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 
+_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+
 _CONVERT = "Use the original safetensors checkpoint instead"
 
 
@@ -42,6 +44,7 @@ def check_gguf(path: Path) -> GgufHeader:
     if len(parts) > 1:
         path = joined(parts, cache_directory())
     header = read_gguf(path)
+    check_layers(path, header.metadata, len(header.tensors), (f"{header.architecture}.block_count",))
     for tensor in header.tensors:
         if tensor.name in _ROPE_FACTORS:
             what = f"{path.name} keeps its rope scaling in the tensor {tensor.name}, which Transformers does not read"
@@ -63,6 +66,19 @@ def gguf_checkpoint(header: GgufHeader) -> Checkpoint:
         for tensor in header.tensors
     }
     return Checkpoint("gguf", header.path, config, tensors)
+
+
+def end_ids(header: GgufHeader) -> set[int]:
+    """The ids that the file says end a text."""
+    found: set[int] = set()
+    for name in _ENDS:
+        value = header.metadata.get(name)
+        if value is None or value in (-1, 2**32 - 1):  # how llama.cpp writes that there is none
+            continue
+        if type(value) is not int or not 0 <= value < 2**31:
+            raise model_error(header.path, f"{header.path.name} says {name}={value!r}, which is no token id", _CONVERT)
+        found.add(value)
+    return found
 
 
 def load_gguf_config(path: Path) -> Any:
@@ -136,7 +152,7 @@ def _set_splitting(path: Path, header: GgufHeader, tokenizer: Any) -> None:
     """Byte-level vocabularies differ in how text is cut first; a rule not known here is refused, not guessed."""
     if header.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
-    rule = header.metadata.get("tokenizer.ggml.pre")
+    rule = str(header.metadata.get("tokenizer.ggml.pre"))
     if rule in GGUF_PRE_TOKENIZER_SPLITS or rule in _PLAIN_BYTE_LEVEL:
         return
     if rule in _SINGLE_DIGITS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +20,10 @@ from octavo.models.weight_files import file_size, model_error, open_for_reading,
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4
+# A vocabulary has some hundred thousand entries; a damaged count in a large file must not become as many objects.
+_MAX_ITEMS = 1 << 24
+_MAX_TEXT_BYTES = 1 << 26
+_MAX_ALIGNMENT = 1 << 20
 _AGAIN = "Download the file again"
 
 _STRING, _ARRAY = 8, 9
@@ -113,11 +118,19 @@ class _Cursor:
             problem = f"{self.path.name} is truncated or damaged: {problem}"
             raise model_error(self.path, problem, _AGAIN)
 
+    def limit(self, count: int, most: int, what: str) -> None:
+        """Raise for what no model has, although the file would have room for it."""
+        if most < count <= self.size - self.position:
+            problem = f"{self.path.name} is damaged: {what}, at byte {self.position}, is more than the {most} allowed"
+            raise model_error(self.path, problem, _AGAIN)
+
     def number(self, form: str, what: str) -> Any:
         return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
 
     def text(self, what: str) -> str:
-        raw = self.take(self.number("<Q", f"the length of {what}"), what)
+        length = self.number("<Q", f"the length of {what}")
+        self.limit(length, _MAX_TEXT_BYTES, f"{what}, of {length} bytes")
+        raw = self.take(length, what)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
@@ -150,8 +163,9 @@ def read_gguf(path: Path, *, part: bool = False) -> GgufHeader:
         what = f"{path.name} does not say its general.architecture, so no config can be built for it"
         raise model_error(path, what, _AGAIN)
     alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise model_error(path, f"{path.name} has general.alignment={alignment!r}, not a power of two", _AGAIN)
+    if type(alignment) is not int or not 1 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+        what = f"{path.name} has general.alignment={alignment!r}, not a power of two up to {_MAX_ALIGNMENT}"
+        raise model_error(path, what, _AGAIN)
     if not rows and not part:
         raise model_error(path, f"{path.name} holds no tensors", "Name the GGUF file that holds the weights")
     tensors = _place(path, rows, -(-cursor.position // alignment) * alignment, alignment, size)
@@ -187,6 +201,7 @@ def _read_value(cursor: _Cursor, kind: int, key: str, depth: int) -> Any:
         raise model_error(cursor.path, f"{problem}{' nested too deeply' if kind == _ARRAY else ''}", _AGAIN)
     inner = cursor.number("<I", f"the element type of {key!r}")
     count = cursor.number("<Q", f"the length of {key!r}")
+    cursor.limit(count, _MAX_ITEMS, f"{what}, an array of {count}")
     if inner in _SCALARS:
         width = struct.calcsize(_SCALARS[inner])
         cursor.require(count, width, f"{what}, an array of {count}")
@@ -216,8 +231,7 @@ def _place(
     tensors = [_tensor(path, row, data_start, alignment) for row in rows]
     names = {tensor.name for tensor in tensors}
     if len(names) != len(tensors):
-        counted = [tensor.name for tensor in tensors]
-        twice = next(name for name in counted if counted.count(name) > 1)
+        twice = Counter(tensor.name for tensor in tensors).most_common(1)[0][0]
         raise model_error(path, f"{path.name} names tensor {twice!r} twice", _AGAIN)
     end = data_start
     for tensor in sorted(tensors, key=lambda tensor: tensor.start_byte):

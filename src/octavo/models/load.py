@@ -22,7 +22,14 @@ from octavo.models.embedded import NAME as EMBEDDED_NAME
 from octavo.models.embedded import embedded_checkpoint
 from octavo.models.files import Checkpoint, find_checkpoint, fingerprint, local_path
 from octavo.models.generation_defaults import GenerationDefaults, read_generation_defaults
-from octavo.models.gguf import check_gguf, gguf_checkpoint, load_gguf_config, load_gguf_model, load_gguf_tokenizer
+from octavo.models.gguf import (
+    check_gguf,
+    end_ids,
+    gguf_checkpoint,
+    load_gguf_config,
+    load_gguf_model,
+    load_gguf_tokenizer,
+)
 from octavo.models.quiet import quiet_transformers
 from octavo.models.tokenizer import load_tokenizer
 from octavo.models.weight_files import model_error
@@ -194,8 +201,8 @@ def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedM
     limit = _context_length(config, asked.max_model_len)
     own = not asked.skip_tokenizer_init and asked.tokenizer is None
     tokenizer = load_gguf_tokenizer(path, header) if own else _tokenizer(checkpoint, asked)
-    ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
-    end_ids = {int(one) for one in (*ends, getattr(tokenizer, "eos_token_id", None)) if one is not None}
+    own_end = getattr(tokenizer, "eos_token_id", None)
+    ends = end_ids(header) | (set() if own_end is None else {int(own_end)})
     dtype = asked.dtype_or(lambda: _TENSOR_DTYPES.get(_common_type(checkpoint)) or _device_dtype(asked.place))
     tell(f"unpacking {header.weights_bytes / 1e6:.0f} MB of weights", 0.4)
     model = load_gguf_model(path, header, config, dtype, asked.place)
@@ -206,7 +213,7 @@ def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedM
         config=model.config,
         config_json=config.to_dict(),
         tokenizer=tokenizer,
-        generation=GenerationDefaults({}, tuple(sorted(end_ids))),
+        generation=GenerationDefaults({}, tuple(sorted(ends))),
         fingerprint=fingerprint(checkpoint),
         dtype=dtype,
         weights_bytes=held_bytes(model),

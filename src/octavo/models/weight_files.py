@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +21,10 @@ from octavo.errors import ModelError
 
 # The format's own limit: a longer header is damage, not a model.
 HEADER_LIMIT_BYTES = 100_000_000
+
+# No tensor has more, and no number in a header is larger: the product of many is not computed before that is known.
+MOST_DIMENSIONS = 32
+MOST_BYTES = 1 << 62
 
 SHOWN_WHOLE = 80
 
@@ -53,6 +59,10 @@ def model_error(path: Path, what: str, remedy: str) -> ModelError:
 def open_for_reading(path: Path) -> BinaryIO:
     """`path.open("rb")`, with every refusal of the system turned into a message that says what to do."""
     try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):  # a pipe would be waited for until somebody writes to it
+            what = f"{path.name} is no file, but a pipe, a socket or a device"
+            raise model_error(path, what, "Name a file on a disk")
         return path.open("rb")
     except FileNotFoundError:
         if path.is_symlink():
@@ -132,8 +142,7 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
     def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise model_error(path, f"the header of {path.name} names {twice!r} twice", "Download the file again")
         return table
 
@@ -151,8 +160,10 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
 def _entry(path: Path, name: str, told: Any, data_start: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = told["dtype"], told["shape"], told["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-            raise ValueError(f"{told} holds what is no size")  # noqa: TRY301, the same refusal as below
+        if len(shape) > MOST_DIMENSIONS or not all(
+            type(number) is int and 0 <= number < MOST_BYTES for number in (*shape, begin, end)
+        ):
+            raise ValueError("holds what is no size")  # noqa: TRY301, the same refusal as below
     except (TypeError, KeyError, ValueError):
         what = f"{path.name} describes tensor {name!r} without a sound dtype, shape and data_offsets"
         raise model_error(path, what, "Download the file again") from None
