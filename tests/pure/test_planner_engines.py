@@ -76,6 +76,22 @@ def test_vllm_keeps_a_recurrence_in_the_models_type_unless_the_config_names_one(
     assert found.block_tokens == 544
 
 
+@pytest.mark.parametrize(
+    ("engine", "options", "tokens"),
+    [
+        ("vllm-0.6.4", {"context": 29_000}, 29_000),
+        ("vllm-0.6.4", {"context": 35_000}, 2048),
+        ("vllm-0.11", {"device": "h100-sxm"}, 8192),
+        ("vllm-0.11", {"device": "a100-sxm4-80gb"}, 2048),
+        ("vllm-0.11", {"device": "l40s"}, 2048),
+        ("llamacpp", {}, 512),
+        ("octavo", {"max_num_seqs": 4096}, 4096),
+    ],
+)
+def test_a_step_has_the_tokens_that_each_engine_gives_it(engine: str, options: dict[str, Any], tokens: int) -> None:
+    assert plan(LLAMA_8B, engine=engine, weights_bytes="15GiB", **options).max_num_batched_tokens == tokens
+
+
 def test_gpt_oss_at_full_length_is_refused_by_vllm_0_11_with_1_71_gib() -> None:
     found = capacity(GPT_OSS, engine="vllm-0.11", max_num_batched_tokens=1024, kv_cache_memory_bytes=int(1.71 * GIB))
     assert not found.fits

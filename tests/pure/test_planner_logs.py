@@ -85,6 +85,11 @@ def test_each_wording_is_read(log: str, engine: str, figures: dict[str, float]) 
     assert {name: printed.figures.get(name) for name in figures} == pytest.approx(figures)
 
 
+def test_the_rank_with_the_least_decides() -> None:
+    log = "vllm\n" + "".join(f"Available KV cache memory: {size} GiB\n" for size in (5.10, 4.99, 5.20))
+    assert parse_log(log).figures["kv_bytes"] == 4.99 * GIB
+
+
 def test_an_old_log_is_explained_from_the_device_to_the_blocks(tmp_path: Path) -> None:
     found = explained(tmp_path, VLLM_OLD, LLAMA_8B)
     assert found["engine"] == "vllm 0.6"

@@ -86,7 +86,7 @@ def ground_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Gro
     memory = asked.memory or (accelerator.memory_bytes if accelerator else None)
     context = asked.context or (max(asked.contexts) if asked.contexts else None)
     context = context or geometry.context_length or DEFAULT_CONTEXT
-    seqs, step = _step(engine, asked, memory)
+    seqs, step = _step(engine, asked, memory, accelerator, context)
     device = _fullest(geometry, asked, context)
     return Ground(source, asked, engine, geometry, device, accelerator, memory, seqs, step, context)
 
@@ -109,12 +109,25 @@ def _geometry(source: Source, asked: Asked, engine: Engine, *, computes_fp4: boo
     return as_kept_by(engine, plain, dtype, recurrent)
 
 
-def _step(engine: Engine, asked: Asked, memory: int | None) -> tuple[int, int]:
+def _step(
+    engine: Engine, asked: Asked, memory: int | None, accelerator: Accelerator | None, context: int
+) -> tuple[int, int]:
     """Sequences at once and tokens of a step at most: as asked, or the engine's own defaults."""
     seqs = asked.max_num_seqs or (1 if engine.name == "llamacpp" else 256)
-    large = memory is not None and memory >= 70 * 2**30
-    default = {"llamacpp": 512, "sglang": 8192, "trtllm": 8192, "vllm": 8192 if large else 2048}.get(engine.name, 2048)
-    return seqs, asked.max_num_batched_tokens or (default if engine.name == "llamacpp" else max(default, seqs))
+    if asked.max_num_batched_tokens is not None:
+        return seqs, asked.max_num_batched_tokens
+    if engine.name == "vllm":
+        return seqs, max(seqs, _vllm_step(engine, memory, accelerator, context))
+    default = {"llamacpp": 512, "sglang": 8192, "trtllm": 8192}.get(engine.name, 2048)
+    return seqs, default if engine.name == "llamacpp" else max(default, seqs)
+
+
+def _vllm_step(engine: Engine, memory: int | None, accelerator: Accelerator | None, context: int) -> int:
+    """Its first engine took whole prompts up to 32,768; the second takes more on large devices that compute in fp8."""
+    if not engine.since(0, 8):
+        return context if context <= 32_768 else 2048
+    new = accelerator is None or "fp8" in accelerator.flops_per_s
+    return 8192 if new and memory is not None and memory >= 70 * 2**30 else 2048
 
 
 def _fullest(geometry: ModelGeometry, asked: Asked, context: int) -> ModelGeometry:

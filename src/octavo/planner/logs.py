@@ -104,6 +104,7 @@ _LLAMA = (
     ("weights_bytes", rf"model (?:buffer size|size)\s*=\s*{_NUM} MiB", MIB),
     ("weights_bytes", rf"model size\s*=\s*{_NUM} GiB", GIB),
 )
+_LEAST = ("kv_bytes", "blocks")
 _ENGINES = {"vllm": _VLLM, "sglang": _SGLANG, "trtllm": _TRTLLM, "llamacpp": _LLAMA}
 _SIGNS = (
     ("sglang", r"sglang|KV Cache is allocated|mem_fraction_static|max_total_num_tokens="),
@@ -142,11 +143,12 @@ def parse_log(text: str, path: str = "log") -> Printed:
         hits = re.findall(pattern, text)
         if not hits or name in figures:
             continue
-        chosen = hits[-1].replace(",", "")
-        try:
-            figures[name] = float(chosen) * unit
-        except ValueError:
+        plain = [hit.replace(",", "") for hit in hits if hit.count(".") < 2]
+        if not plain:
             continue
+        # every rank prints its own: the one with the least decides what all of them hold
+        chosen = min(plain, key=float) if name in _LEAST else plain[-1]
+        figures[name] = float(chosen) * unit
         places = len(chosen.partition(".")[2])
         rounding[name] = 0.5 * 10.0**-places * unit if places or unit > 1 else 0.0
     if engine == "llamacpp":
