@@ -126,10 +126,12 @@ def _answer(work: _Work, engine: dict[str, Any]) -> int:
     from octavo.cli.start_brief import print_brief
     from octavo.cli.start_table import stderr_console
     from octavo.server.batch import answer_rows
+    from octavo.server.host import Host
 
     earlier = work.output.earlier
     console = stderr_console()
-    built = start_engine(engine, quiet=work.quiet)
+    host = Host()
+    built = start_engine(engine, quiet=work.quiet, host=host)
     try:
         if not work.quiet:
             resumed = f", {len(earlier.ids):,} of them are there" if earlier.ids else ""
@@ -144,7 +146,13 @@ def _answer(work: _Work, engine: dict[str, Any]) -> int:
                 note(row)
 
             ended = answer_rows(
-                built, _settings(work), _left(work), write, observers=[counts.observe], keep_order=work.ordered
+                built,
+                _settings(work),
+                _left(work),
+                write,
+                observers=[counts.observe],
+                keep_order=work.ordered,
+                host=host,
             )
     finally:
         built.close()

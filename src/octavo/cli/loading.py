@@ -14,17 +14,21 @@ from octavo.config import Config
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
+    from octavo.server.host import Host
 
 Tell = Callable[[str, float], None]
 
 
-def start_engine(asked: Mapping[str, Any], *, quiet: bool) -> Engine:
-    """Check what was asked, which takes no time, then load. Raises `ConfigError` or `ModelError`."""
+def start_engine(asked: Mapping[str, Any], *, quiet: bool, host: Host | None = None) -> Engine:
+    """Check what was asked, which takes no time, then load, in the host's thread where there is one.
+
+    Raises `ConfigError` or `ModelError`.
+    """
     config = Config.from_kwargs(**asked)
     with _progress(shown=not quiet and sys.stderr.isatty()) as tell:
         from octavo.engine.build import build_engine
 
-        return build_engine(config, tell)
+        return build_engine(config, tell) if host is None else host.call(lambda: build_engine(config, tell))
 
 
 @contextmanager

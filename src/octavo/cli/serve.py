@@ -94,6 +94,7 @@ def serve(  # noqa: PLR0913 - one for each flag
     Ends on SIGTERM or SIGINT once what runs is finished; a second one ends it at once.
     """
     from octavo.cli.loading import start_engine
+    from octavo.server.host import Host as EngineHost
     from octavo.server.running import bind, serve_engine
     from octavo.server.settings import ServerSettings, read_template
 
@@ -114,9 +115,10 @@ def serve(  # noqa: PLR0913 - one for each flag
         max_log_len=max_log_len,
     )
     with bind(settings) as bound:
-        built = start_engine(_with_model(engine, model_name), quiet=False)
+        thread = EngineHost()
+        built = start_engine(_with_model(engine, model_name), quiet=False, host=thread)
         _show(built, settings)
-        code = serve_engine(built, settings, bound, lambda text: typer.echo(text, err=True))
+        code = serve_engine(built, settings, bound, lambda text: typer.echo(text, err=True), thread)
     if code:
         raise typer.Exit(code)
 

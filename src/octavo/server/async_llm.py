@@ -25,6 +25,7 @@ from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.scheduling.events import Event
 from octavo.scheduling.request import SamplingParams
 from octavo.server.engine_thread import Accepted, End, EngineThread, Reply, Submit
+from octavo.server.host import Host
 from octavo.server.mailbox import Mailbox
 
 _log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class AsyncLLM:
     a request that cannot be served, `EngineDeadError` once the engine has failed.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, host: Host | None = None) -> None:
         self.engine = engine
         self.observers: list[Observer] = []
         """Called in the event loop with the events of every step."""
@@ -85,7 +86,7 @@ class AsyncLLM:
         self._mailboxes: dict[str, Mailbox] = {}
         self._opening: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = EngineThread(engine.core, self._deliver, recorder=engine.recorder)
+        self._thread = EngineThread(engine.core, self._deliver, recorder=engine.recorder, host=host)
         self._count = 0
 
     @classmethod
@@ -93,7 +94,8 @@ class AsyncLLM:
         """Load a model and build its engine. Blocks while loading."""
         from octavo.engine.build import build_engine
 
-        return cls(build_engine(Config.from_kwargs(model=model, **options)))
+        config, host = Config.from_kwargs(model=model, **options), Host()
+        return cls(host.call(lambda: build_engine(config)), host)
 
     @property
     def deployment(self) -> Deployment | None:

@@ -22,6 +22,7 @@ from octavo.engine.engine import Engine, Observer
 from octavo.scheduling.events import Event, Finished
 from octavo.server.app import create_app
 from octavo.server.async_llm import AsyncLLM
+from octavo.server.host import Host
 from octavo.server.in_process import Reply, post
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
@@ -65,6 +66,7 @@ def answer_rows(
     *,
     observers: list[Observer],
     keep_order: bool = False,
+    host: Host | None = None,
 ) -> Ended:
     """Send every row, hand every answer to `write`; a dict among the rows is an answer already.
 
@@ -75,7 +77,7 @@ def answer_rows(
     written = _Written(write, keep_order=keep_order)
 
     async def main() -> Ended:
-        service = Service(AsyncLLM(engine), settings)
+        service = Service(AsyncLLM(engine, host), settings)
         try:
             try:
                 await service.start()

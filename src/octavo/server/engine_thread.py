@@ -24,6 +24,7 @@ from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.observe.recorder import FlightRecorder
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, FinishReason
+from octavo.server.host import Host
 
 SWITCH_INTERVAL_S = 1e-3
 """A busy Python thread elsewhere must not hold the interpreter for long while a step is being planned."""
@@ -55,6 +56,7 @@ class EngineThread:
         *,
         clock: Callable[[], float] = time.monotonic,
         recorder: FlightRecorder | None = None,
+        host: Host | None = None,
     ) -> None:
         core.guard = threading.Lock()
         core.timer = time.perf_counter
@@ -68,15 +70,16 @@ class EngineThread:
         self._draining = False
         self.dead: EngineDeadError | None = None
         """Set once the engine serves no more."""
-        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._host = host or Host()
+        """Ideally the thread in which the model was loaded."""
 
     def start(self) -> None:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-        self._thread.start()
+        self._host.finish(self._run)
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive() and self.dead is None
+        return self._host.alive and self.dead is None
 
     def post(self, command: Submit | End) -> None:
         """Hand a command over; returns at once. Raises `EngineDeadError` when nobody would read it."""
@@ -92,9 +95,8 @@ class EngineThread:
         with self._changed:
             self._closing, self._draining = True, drain
             self._changed.notify()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self._host.join(timeout_s)
+        return not self._host.alive
 
     # -- the engine thread --------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from octavo.engine.engine import Engine
 from octavo.errors import ConfigError
 from octavo.server.app import create_app
 from octavo.server.async_llm import AsyncLLM
+from octavo.server.host import Host
 from octavo.server.request_log import RequestLog
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
@@ -82,11 +83,13 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve_engine(engine: Engine, settings: ServerSettings, bound: socket.socket, say: Say) -> int:
-    """Serve an engine until a signal ends it. Returns the exit code."""
+def serve_engine(
+    engine: Engine, settings: ServerSettings, bound: socket.socket, say: Say, host: Host | None = None
+) -> int:
+    """Serve an engine until a signal ends it, in the thread that loaded it. Returns the exit code."""
 
     async def serve() -> int:
-        return await run(Service(AsyncLLM(engine), settings), bound, say)
+        return await run(Service(AsyncLLM(engine, host), settings), bound, say)
 
     return asyncio.run(serve())
 
