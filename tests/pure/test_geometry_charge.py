@@ -37,6 +37,7 @@ def test_a_window_of_128_in_steps_of_2048_is_charged_2175_positions_wherever_the
     assert window_blocks(1_000_000, 128, 2048, 16) == 137
     assert window_blocks(1_000_000, 128, 1, 16) == 9, "128 positions from the middle of a block"
     assert window_blocks(100, 128, 2048, 16) == 7, "never more than the sequence has"
+    assert window_blocks(1_000, 8, 4, 1) == 8 - 1 + 4, "and no more than a step can touch"
 
 
 @given(st.integers(1, 300), st.integers(1, 80), st.integers(1, 60), st.integers(1, 20))
