@@ -1,9 +1,15 @@
-"""`LLM`: a model in this process, for scripts. Everything runs in the caller's thread."""
+"""`LLM`: a model in this process, for scripts. Everything runs in the caller's thread.
+
+Invariant: whoever steps the engine, every call gets what belongs to its own prompts, so that calls may be
+made while a stream is open, and from several threads: they take turns, step by step.
+"""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.config import Config
@@ -17,26 +23,43 @@ from octavo.scheduling.request import SamplingParams
 Message = Mapping[str, Any]
 
 
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """What one call waits for: its requests that have not ended and, for a stream, the deltas not yielded yet."""
+
+    left: set[str]
+    index: dict[str, str] | None = None
+    """Of a stream: each request's place among the prompts, as text."""
+    deltas: list[Delta] = field(default_factory=list)
+
+
 class LLM:
     """`LLM(model=None, **options)`: options are those of `Config`, by vLLM's names.
 
-    Raises `ConfigError` or `ModelError` when the engine cannot be built as asked. One object is
-    for one thread.
+    Raises `ConfigError` or `ModelError` when the engine cannot be built as asked.
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         from octavo.engine.build import build_engine
 
-        self.engine: Engine = build_engine(Config.from_kwargs(model=model, **options))
-        self._count = 0
+        self._set_up(build_engine(Config.from_kwargs(model=model, **options)))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
         """Around an engine built elsewhere."""
         llm = cls.__new__(cls)
-        llm.engine = engine
-        llm._count = 0
+        llm._set_up(engine)
         return llm
+
+    def _set_up(self, engine: Engine) -> None:
+        self.engine: Engine = engine
+        self._count = 0
+        self._readers: dict[str, _Reader] = {}
+        self._turn = threading.RLock()
+        """Held while the engine is touched."""
+        self._stepping = False
+        self._forgotten: list[str] = []
+        """Requests that nobody waits for any more, to be ended between two steps."""
 
     @property
     def deployment(self) -> Deployment | None:
@@ -91,9 +114,10 @@ class LLM:
         `Delta.request_id` is the prompt's index, as text.
         """
         asked = _as_prompts(prompts)
-        names = self._add_all(asked, _one_each("sampling_params", sampling_params, len(asked)), None)
-        index = {name: str(i) for i, name in enumerate(names)}
-        return self._streaming(names, index)
+        names = self._add_all(asked, _one_each("sampling_params", sampling_params, len(asked)), None, stream=True)
+        streaming = self._streaming(names)
+        weakref.finalize(streaming, self._forget, names).atexit = False  # one that is never begun has no end
+        return streaming
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -103,51 +127,89 @@ class LLM:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _streaming(self, names: list[str], index: dict[str, str]) -> Iterator[Delta]:
-        left = set(names)
+    def _streaming(self, names: list[str]) -> Iterator[Delta]:
+        reader = self._readers[names[0]] if names else _Reader(set())
+        index = reader.index or {}
         try:
-            while left:
-                batch = self.engine.step()
-                left.difference_update(batch.finished)
-                for delta in batch.deltas:
-                    if delta.request_id in index:
-                        yield replace(delta, request_id=index[delta.request_id])
+            while reader.left or reader.deltas:
+                deltas, reader.deltas = reader.deltas, []
+                for delta in deltas:
+                    yield replace(delta, request_id=index[delta.request_id])
+                if not deltas:
+                    self._step(reader)
         finally:
-            for name in names:
-                self.engine.discard(name)
+            self._forget(names)
 
     def _add_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None], priority: Sequence[int] | None
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        priority: Sequence[int] | None,
+        *,
+        stream: bool = False,
     ) -> list[str]:
         priorities = [0] * len(prompts) if priority is None else list(priority)
         if len(priorities) != len(prompts):
             raise RequestError("priority", priority, f"give one for each of the {len(prompts)} prompts")
         names: list[str] = []
-        try:
-            for prompt, one, order in zip(prompts, params, priorities, strict=True):
-                name = f"llm-{self._count}"
-                self._count += 1
-                self.engine.add(name, prompt, one, priority=order)
-                names.append(name)
-        except (RequestError, EngineDeadError):
-            for name in names:
-                self.engine.discard(name)
-            raise
+        with self._turn:
+            try:
+                for prompt, one, order in zip(prompts, params, priorities, strict=True):
+                    name = f"llm-{self._count}"
+                    self._count += 1
+                    self.engine.add(name, prompt, one, priority=order)
+                    names.append(name)
+            except (RequestError, EngineDeadError):
+                self._forget(names)
+                raise
+            reader = _Reader(set(names), {name: str(i) for i, name in enumerate(names)} if stream else None)
+            self._readers.update(dict.fromkeys(names, reader))
         return names
 
     def _run(self, names: list[str]) -> list[RequestOutput]:
-        left = set(names)
         try:
-            while left:
-                left.difference_update(self.engine.step().finished)
-        except BaseException:
-            for name in names:
-                self.engine.discard(name)
-            raise
-        outputs = [self.engine.take(name) for name in names]
+            reader = self._readers[names[0]] if names else _Reader(set())
+            while reader.left:
+                self._step(reader)
+            with self._turn:
+                outputs = [self.engine.output(name) for name in names]
+        finally:
+            self._forget(names)
         if self.engine.dead is not None:
             raise EngineDeadError(f"the engine failed: {self.engine.dead}") from self.engine.cause
         return outputs
+
+    def _step(self, reader: _Reader) -> None:
+        """One step, unless another call has just taken the one that `reader` waited for."""
+        with self._turn:
+            if not reader.left or reader.deltas:
+                return
+            self._stepping = True
+            try:
+                batch = self.engine.step()
+            finally:
+                self._stepping = False
+            for delta in batch.deltas:
+                owner = self._readers.get(delta.request_id)
+                if owner is not None and owner.index is not None:
+                    owner.deltas.append(delta)
+            for name in batch.finished:
+                if name in self._readers:
+                    self._readers[name].left.discard(name)
+            self._end_forgotten()
+
+    def _forget(self, names: list[str]) -> None:
+        """Nobody waits for these any more. Python may call it in the middle of a step: then they end after it."""
+        self._forgotten += names
+        with self._turn:
+            if not self._stepping:
+                self._end_forgotten()
+
+    def _end_forgotten(self) -> None:
+        while self._forgotten:
+            name = self._forgotten.pop()
+            self._readers.pop(name, None)
+            self.engine.discard(name)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
