@@ -179,11 +179,17 @@ class Config:
 
     @classmethod
     def from_kwargs(cls, **asked: Any) -> Self:
-        """One flat set of names. An unknown one is refused, and the nearest known ones are offered."""
+        """One flat set of names. An unknown one is refused, and the nearest known ones are offered.
+
+        A name of vLLM's that is no option here is accepted with the value that asks for nothing
+        (`tensor_parallel_size=1`), and refused with its reason otherwise.
+        """
         known = {option.name: option.concern for option in options()}
         parts: dict[str, dict[str, Any]] = {concern: {} for concern in _CONCERNS}
         for name, value in asked.items():
             if name not in known:
+                if _changes_nothing(name, value):
+                    continue
                 raise ConfigError(name, value, _unknown(name, tuple(known)))
             parts[known[name]][name] = value
         return cls(**{concern: make(**parts[concern]) for concern, make in _CONCERNS.items()})
@@ -200,17 +206,19 @@ _CONCERNS: Mapping[str, type[Any]] = {
     "engine": EngineConfig,
 }
 
-_ELSEWHERE: Mapping[str, str] = {
-    "enable_prefix_caching": "is spelled reuse here, and only reuse='none' is served yet",
-    "tensor_parallel_size": "is not served: one device per engine",
-    "pipeline_parallel_size": "is not served: one device per engine",
-    "quantization": "is not an option: the checkpoint says how it is quantised",
-    "trust_remote_code": "is not served: no code from checkpoints is run",
-    "enforce_eager": "is not an option: no graphs are captured",
-    "swap_space": "is not served: there is no lower tier yet",
-    "cpu_offload_gb": "is not served: weights stay on the device",
+_ELSEWHERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "enable_prefix_caching": ((False,), "is spelled reuse here, and only reuse='none' is served yet"),
+    "tensor_parallel_size": ((1,), "is not served: one device per engine"),
+    "pipeline_parallel_size": ((1,), "is not served: one device per engine"),
+    "quantization": ((None,), "is not an option: the checkpoint says how it is quantised"),
+    "trust_remote_code": ((False,), "is not served: no code from checkpoints is run"),
+    "enforce_eager": ((False, True), "is not an option: no graphs are captured; leave it out"),
+    "swap_space": ((0,), "is not served: there is no lower tier yet"),
+    "cpu_offload_gb": ((0,), "is not served: weights stay on the device"),
+    "disable_log_stats": ((False, True), "is not an option: nothing is logged but by the server; leave it out"),
+    "speculative_config": ((None,), "is not served: every token comes from the model itself"),
 }
-"""vLLM's names that people bring along, and what to do instead."""
+"""vLLM's names that people bring along: the values that change nothing here, and why no other is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +265,17 @@ def parse_bytes(name: str, value: Any) -> int:
     return round(number * _UNITS[unit])
 
 
+def _changes_nothing(name: str, value: Any) -> bool:
+    harmless, _ = _ELSEWHERE.get(name, ((), ""))
+    if value is not None and not isinstance(value, Real):
+        return False
+    # True equals 1 and False equals 0, but they do not mean it
+    return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in harmless)
+
+
 def _unknown(name: str, known: tuple[str, ...]) -> str:
     if name in _ELSEWHERE:
-        return _ELSEWHERE[name]
+        return _ELSEWHERE[name][1]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"is no option; did you mean {' or '.join(near)}?" if near else f"is no option; there are {', '.join(known)}"
 
@@ -289,14 +305,14 @@ def _check_flag(f: Field[Any], value: Any) -> bool:
 
 def _check_int(f: Field[Any], value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ConfigError(f.name, value, f"must be a whole number{_range(f)}")
+        raise ConfigError(f.name, value, f"must be a whole number{_range(f, ' of')}")
     _within(f, int(value))
     return int(value)
 
 
 def _check_float(f: Field[Any], value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # noqa: PLR0124 - only NaN differs from itself
-        raise ConfigError(f.name, value, f"must be a number{_range(f)}")
+        raise ConfigError(f.name, value, f"must be a number{_range(f, ' of')}")
     _within(f, value)
     return float(value)
 
@@ -322,11 +338,11 @@ def _within(f: Field[Any], value: Any) -> None:
         raise ConfigError(f.name, value, f"must be{_range(f)}")
 
 
-def _range(f: Field[Any]) -> str:
+def _range(f: Field[Any], of: str = "") -> str:
     low, high = f.metadata["low"], f.metadata["high"]
     if low is not None and high is not None:
         return f" from {low} to {high}"
-    return f" of at least {low}" if low is not None else ""
+    return f"{of} at least {low}" if low is not None else ""
 
 
 _CHECKS = {

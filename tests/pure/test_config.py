@@ -51,6 +51,41 @@ def test_an_unknown_name_is_refused_and_near_ones_are_offered() -> None:
         Config.from_kwargs(enable_prefix_caching=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "harmless", "refused"),
+    [
+        ("tensor_parallel_size", (1,), (2, 0, None, True, "1", [1])),
+        ("pipeline_parallel_size", (1,), (2, True)),
+        ("trust_remote_code", (False,), (True, 0, None)),
+        ("enforce_eager", (True, False), (1, None, "yes")),
+        ("enable_prefix_caching", (False,), (True, 0)),
+        ("swap_space", (0, 0.0), (4, False, float("nan"))),
+        ("cpu_offload_gb", (0, 0.0), (10, False)),
+        ("quantization", (None,), ("awq", False)),
+        ("disable_log_stats", (True, False), (1, None)),
+        ("speculative_config", (None,), ({"method": "ngram"}, np.zeros(2))),
+    ],
+)
+def test_a_name_of_vllm_is_taken_with_the_value_that_asks_for_nothing_and_refused_with_any_other(
+    name: str, harmless: tuple[Any, ...], refused: tuple[Any, ...]
+) -> None:
+    for value in harmless:
+        assert Config.from_kwargs(**{name: value, "block_size": 8}) == Config.from_kwargs(block_size=8)
+    for value in refused:
+        with pytest.raises(ConfigError, match=r"is not served|is not an option|is spelled") as caught:
+            Config.from_kwargs(**{name: value})
+        assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"), [(0, "must be at least 1"), ("8", "must be a whole number of at least 1")]
+)
+def test_the_least_value_is_said_in_a_plain_sentence(value: Any, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_kwargs(max_num_seqs=value)
+    assert caught.value.remedy == remedy
+
+
 BAD: list[tuple[str, Any]] = [
     ("block_size", 0),
     ("block_size", -16),
