@@ -13,6 +13,7 @@ from octavo.memory.check import is_empty
 from octavo.scheduling.plan import StepResult
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,24 @@ def test_every_form_of_one_prompt_gives_the_same_tokens(llm: LLM) -> None:
     tokens = {llm.generate(form, GREEDY)[0].outputs[0].token_ids for form in forms}
     assert len(tokens) == 1
     assert llm.generate("hello world", GREEDY)[0].prompt_token_ids == tuple(ids)
+
+
+@pytest.mark.parametrize("bar", [True, False])
+def test_a_bar_may_be_asked_for_and_none_is_shown(llm: LLM, capfd: pytest.CaptureFixture[str], bar: bool) -> None:
+    asked = llm.generate([5, 6], GREEDY, use_tqdm=bar, lora_request=None)
+    assert asked[0].outputs[0].token_ids == llm.generate([5, 6], GREEDY)[0].outputs[0].token_ids
+    said = llm.chat(HELLO, GREEDY, use_tqdm=bar, lora_request=None)
+    assert len(said[0].outputs[0].token_ids) == 8
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("name", "value"), [("lora_request", "an adapter"), ("use_tqdm", 1), ("use_tqdm", None)])
+def test_an_adapter_is_refused_by_name_before_anything_runs(llm: LLM, name: str, value: object) -> None:
+    for ask in (lambda **more: llm.generate([5, 6], GREEDY, **more), lambda **more: llm.chat(HELLO, GREEDY, **more)):
+        with pytest.raises(RequestError) as refused:
+            ask(**{name: value})
+        assert refused.value.field == name
+    assert not llm.engine.core.has_work
 
 
 def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:

@@ -78,14 +78,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come in the order of the prompts.
 
+        `use_tqdm` is taken for callers who bring it along: the library never shows a bar.
         Raises `RequestError` for the first prompt that cannot be served, before anything runs.
         A sequence that fails alone has `finish_reason == "error"`; `EngineDeadError` means that the
         engine itself failed, and all with it.
         """
+        _check_brought(use_tqdm, lora_request)
         asked = _as_prompts(prompts)
         return self._run(self._add_all(asked, _one_each("sampling_params", sampling_params, len(asked)), priority))
 
@@ -94,10 +98,13 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
+        lora_request: None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's chat template."""
+        """Answer one conversation or several, through the model's chat template. No bar is shown here either."""
+        _check_brought(use_tqdm, lora_request)
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
         encode = self.engine.intake.encode_chat
@@ -210,6 +217,14 @@ class LLM:
             name = self._forgotten.pop()
             self._readers.pop(name, None)
             self.engine.discard(name)
+
+
+def _check_brought(use_tqdm: Any, lora_request: Any) -> None:
+    """What vLLM's callers bring along and octavo has no use for."""
+    if not isinstance(use_tqdm, bool):
+        raise RequestError("use_tqdm", use_tqdm, "must be true or false; no bar is shown in either case")
+    if lora_request is not None:
+        raise RequestError("lora_request", lora_request, "adapters are not served; merge it into the weights")
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
