@@ -73,6 +73,10 @@ docs: $(DEV)  ## Write docs/cli.md from the --help texts and run the examples in
 	$(RUN) -m typer octavo.cli.main utils docs --name octavo --title "The octavo command" --output docs/cli.md
 	$(RUN) -m pytest -q tests/pure/test_documents.py
 
+.PHONY: screenshot
+screenshot: $(DEV) $(MODEL)  ## Write docs/images/page.png: the page of octavo serve in a real browser (needs chromium)
+	$(RUN) tools/screenshot.py
+
 .PHONY: clean
 clean:  ## Remove .venv and every cache
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,4 +1,4 @@
-"""GET /, its two files, and /stats: what runs here, the live counters and a chat box, for a person.
+"""GET /, its three files, and /stats: what runs here, the live counters and a chat box, for a person.
 
 Owns the page. It needs nothing from elsewhere, and its policy forbids that; every value that comes from
 a model or a request is escaped. What it shows is the start table and the snapshot of the metrics.
@@ -18,10 +18,14 @@ from octavo import __version__
 from octavo.server.errors import ApiError, json_response
 from octavo.server.service import Service
 
-FILES = {"page.css": "text/css", "page.js": "text/javascript"}
+FILES = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -50,7 +54,7 @@ async def static(_service: Service, request: Request) -> Response:
     name = request.path_params["name"]
     if name not in FILES:
         raise ApiError(404, f"{name!r}: is no file of this server", code="unknown_url")
-    return Response(_file(name), headers=HEADERS, media_type=f"{FILES[name]}; charset=utf-8")
+    return Response(_file(name), headers=HEADERS, media_type=FILES[name])
 
 
 async def stats(service: Service, _request: Request) -> Response:

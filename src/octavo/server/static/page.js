@@ -16,6 +16,11 @@ function headers() {
 const number = (value) => value.toLocaleString("en");
 const sum = (values) => typeof values === "number" ? values : Object.values(values).reduce((all, one) => all + one, 0);
 
+function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"], power = Math.min(4, Math.floor(Math.log2(Math.max(1, value)) / 10));
+  return (value / 1024 ** power).toFixed(power ? 1 : 0) + " " + units[power];
+}
+
 async function refresh() {
   let state = "gone";
   try {
@@ -31,7 +36,8 @@ async function refresh() {
       byId("output").textContent = number(output);
       byId("requests").textContent = number(sum(now.finished_total) + now.active_sequences + waiting);
       byId("preemptions").textContent = number(sum(now.preemptions_total));
-      byId("blocks").textContent = number(sum(now.kv_bytes_used)) + " of " + number(now.kv_capacity_bytes) + " B";
+      byId("blocks").textContent = bytes(sum(now.kv_bytes_used)) + " of " + bytes(now.kv_capacity_bytes)
+        + " (" + (100 * now.kv_usage).toFixed(1) + "%), " + number(now.live_cached_tokens) + " positions";
       byId("pool").value = now.kv_usage;
       before = { output, at };
     } else {
@@ -57,10 +63,12 @@ function cost(usage, seconds) {
   const record = usage.octavo[0], element = document.createElement("div");
   element.className = "cost";
   const first = record ? ", first after " + (record.queue_time + record.prefill_time).toFixed(2) + " s" : "";
+  const blocks = record ? ", " + number(sum(record.allocated_blocks)) + " blocks of KV cache" : "";
   const rate = usage.completion_tokens / seconds;
   element.textContent = usage.prompt_tokens + " tokens in, " + usage.completion_tokens + " out" + first
-    + ", " + rate.toFixed(1) + " tokens/s";
+    + ", " + rate.toFixed(1) + " tokens/s" + blocks;
   talk.append(element);
+  talk.scrollTop = talk.scrollHeight;
 }
 
 async function* events(response) {
@@ -81,15 +89,17 @@ async function* events(response) {
 
 async function ask(asked) {
   turn("user", asked);
+  const said = turns; // "New chat" starts another list: what comes after it belongs to this one
   const reply = turn("assistant", ""), begun = performance.now();
   const wanted = { stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("limit").value) || 256 };
   if (byId("temperature").value !== "") wanted.temperature = Number(byId("temperature").value);
-  if (isChat) wanted.messages = [...turns, { role: "user", content: asked }];
+  if (isChat) wanted.messages = [...said, { role: "user", content: asked }];
   else wanted.prompt = asked;
   running = new AbortController();
   byId("stop").hidden = false;
   byId("send").disabled = true;
   let answer = "";
+  reply.classList.add("pending");
   try {
     const response = await fetch(root + (isChat ? "/v1/chat/completions" : "/v1/completions"),
       { method: "POST", headers: headers(), body: JSON.stringify(wanted), signal: running.signal });
@@ -105,7 +115,9 @@ async function ask(asked) {
   } catch (error) {
     if (error.name !== "AbortError") turn("error", error.message);
   }
-  if (answer) turns.push({ role: "user", content: asked }, { role: "assistant", content: answer });
+  reply.classList.remove("pending");
+  if (!answer) reply.remove();
+  if (answer) said.push({ role: "user", content: asked }, { role: "assistant", content: answer });
   running = null;
   byId("stop").hidden = true;
   byId("send").disabled = false;
