@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
+import pickle
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -212,11 +214,9 @@ def test_stop_strings_need_text() -> None:
     assert SamplingParams(detokenize=False, stop_token_ids=[1]).stop_token_ids == (1,)
 
 
-def test_unknown_fields_are_refused() -> None:
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=3)
-    with pytest.raises(TypeError):
-        SamplingParams(3)
+def test_a_field_takes_no_place_but_its_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        SamplingParams(0.5)  # type: ignore[misc]
 
 
 def test_params_are_frozen() -> None:
@@ -283,3 +283,42 @@ def test_errors_cross_processes() -> None:
     error = refused("temperature", -1)
     again = copy.copy(error)  # by the same `__reduce__` that crossing uses
     assert (again.field, again.value, str(again)) == (error.field, error.value, str(error))
+
+
+# -- names --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("temprature", 0.5, "did you mean temperature"),
+        ("max_new_tokens", 8, "max_tokens"),
+        ("zzqqzz", 1, "there are n, temperature"),
+        ("zzqqzz", ..., "there are n, temperature"),
+        ("best_of", 2, "use n"),
+        ("use_beam_search", True, "use n and temperature"),
+        ("prompt_logprobs", 0, "use logprobs"),
+        ("bad_words", ["no"], "logit_bias"),
+        ("guided_decoding", {"json": {}}, "structured_outputs"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_to_use(name: str, value: Any, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(temperature=0, **{name: value})
+    assert caught.value.field == name
+    assert says in caught.value.remedy
+
+
+def test_names_of_vllm_with_the_value_that_asks_for_nothing_change_nothing() -> None:
+    brought = {"best_of": None, "prompt_logprobs": None, "bad_words": None, "guided_decoding": None}
+    assert SamplingParams(n=2, use_beam_search=False, **brought) == SamplingParams(n=2)  # type: ignore[call-arg]
+
+
+def test_a_constructor_that_checks_names_is_still_that_of_a_dataclass() -> None:
+    params = SamplingParams(temperature=0.5, stop="x", logit_bias={3: 1.0})
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert copy.deepcopy(params) == params
+    assert dataclasses.replace(params, n=2).n == 2
+    assert tuple(inspect.signature(SamplingParams).parameters) == SamplingParams.names()
+    with pytest.raises(RequestError, match="did you mean seed"):
+        dataclasses.replace(params, seeds=1)

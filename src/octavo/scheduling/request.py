@@ -6,8 +6,10 @@ vocabulary, pool) is checked by `Scheduler.submit`, which knows those.
 
 from __future__ import annotations
 
+import difflib
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -37,7 +39,7 @@ class SamplingParams:
     """How the next token is chosen and when a request ends. Names and meanings follow vLLM.
 
     `None` means "not asked": the checkpoint's `generation_config.json` decides, then the value
-    named here. All values are checked at construction; a wrong one raises `RequestError`.
+    named here. All names and values are checked at construction; a wrong one raises `RequestError`.
     """
 
     n: int = 1
@@ -125,6 +127,42 @@ class SamplingParams:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         return tuple(f.name for f in fields(cls))
+
+
+_ELSEWHERE: Mapping[str, tuple[Any, str]] = {
+    "best_of": (None, "is not served: every choice is returned; use n"),
+    "use_beam_search": (False, "is not served: every choice is sampled; use n and temperature"),
+    "prompt_logprobs": (None, "is not served: log-probabilities are of the output alone; use logprobs"),
+    "bad_words": (None, "is not served; use logit_bias with -100 for single token ids, or structured_outputs"),
+    "guided_decoding": (None, "is spelled structured_outputs here"),
+}
+"""vLLM's names that people bring along: the value that changes nothing, and why no other is taken."""
+
+
+def _checks_names(make: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that refuses names as it refuses values. Python's own `TypeError` offers no remedy."""
+
+    @functools.wraps(make)
+    def checked(self: SamplingParams, *positional: Any, **asked: Any) -> None:
+        known = self.names()
+        for name in [name for name in asked if name not in known]:
+            if name not in _ELSEWHERE:
+                raise RequestError(name, asked[name], _near(name, known))
+            harmless, reason = _ELSEWHERE[name]
+            if asked[name] is not harmless:
+                raise RequestError(name, asked[name], reason)
+            del asked[name]
+        make(self, *positional, **asked)
+
+    return checked
+
+
+def _near(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"is no field; did you mean {' or '.join(near)}?" if near else f"is no field; there are {', '.join(known)}"
+
+
+SamplingParams.__init__ = _checks_names(SamplingParams.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
