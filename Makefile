@@ -64,8 +64,9 @@ format: $(DEV)  ## Format the code and mend what ruff can mend
 	$(RUN) -m ruff check --fix .
 
 .PHONY: bench
-bench: $(DEV) $(MODEL)  ## Run the benchmarks: scheduler cost, then octavo beside Transformers
+bench: $(DEV) $(MODEL)  ## Run the benchmarks: scheduling, HTTP, then octavo beside Transformers
 	$(RUN) benchmarks/scheduler.py
+	$(RUN) benchmarks/serve.py
 	$(RUN) benchmarks/engine.py
 
 .PHONY: docs
