@@ -5,12 +5,14 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from tests.pure.worlds import ToyWorld, endings, request
+from tests.pure.worlds import VOCAB, ToyWorld, endings, request
 
-from octavo.errors import CapacityError, RequestError
+from octavo.errors import CapacityError, ConfigError, RequestError
+from octavo.policy.allocation import Paged
 from octavo.policy.bundle import Policies
 from octavo.scheduling.entry import MAX_PASSED
 from octavo.scheduling.events import Admitted, Event, Finished, Preempted, StepPlanned
+from octavo.scheduling.limits import Limits, checked_limit
 from octavo.simulate.toy_model import ToyModel
 
 POOL = 8
@@ -188,6 +190,49 @@ def test_a_prompt_that_fits_with_an_answer_that_does_not_is_refused_at_once() ->
     world.step()
     assert not world.core.has_work
     assert world.executor.plans == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "field", "needs"),
+    [
+        (ROOM, 1, "prompt", "prompt 32 + 1 output tokens': needs 9 blocks of 4 tokens"),
+        (ROOM, None, "prompt", "prompt 32 + 1 output tokens': needs 9 blocks of 4 tokens"),
+        (ROOM + 1, 0, "prompt", "prompt 33 + 0 output tokens': needs 9 blocks of 4 tokens"),
+        (63, None, "prompt", "prompt 63 + 1 output tokens': needs 16 blocks of 4 tokens"),
+        (ROOM - 1, 2, "max_tokens", "prompt 31 + 2 output tokens': needs 9 blocks of 4 tokens"),
+        (20, 44, "max_tokens", "prompt 20 + 44 output tokens': needs 16 blocks of 4 tokens"),
+    ],
+)
+def test_past_a_limit_that_was_cut_to_the_pool_the_pool_is_named_and_not_the_context(
+    prompt: int, output: int | None, field: str, needs: str
+) -> None:
+    world = ToyWorld(slabs=POOL)
+    limits = Limits(4, 64, ROOM, VOCAB, context_tokens=64)
+    with pytest.raises(CapacityError) as caught:
+        checked_limit(request(prompt, output), limits, world.cache, Paged())
+    assert caught.value.field == field
+    for part in (needs, "the whole pool has 8 (32 tokens)", "start with a larger KV cache"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "field"), [(64, None, "prompt"), (70, 1, "prompt"), (20, 45, "max_tokens")]
+)
+@pytest.mark.parametrize("cut", [True, False])
+def test_past_the_context_itself_no_larger_cache_is_advised(
+    prompt: int, output: int | None, field: str, cut: bool
+) -> None:
+    world = ToyWorld(slabs=POOL)
+    limits = Limits(4, 64, ROOM if cut else 64, VOCAB, context_tokens=64 if cut else None)
+    with pytest.raises(RequestError, match=r"the context (holds|of) 64") as caught:
+        checked_limit(request(prompt, output), limits, world.cache, Paged())
+    assert (type(caught.value), caught.value.field) == (RequestError, field)
+    assert ("this KV cache has room for 32" in str(caught.value)) == cut
+
+
+def test_a_limit_above_the_context_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the context holds 64"):
+        Limits(4, 64, 65, VOCAB, context_tokens=64)
 
 
 @pytest.mark.parametrize("heads", [(2,), (4, 2), (6, 2)])

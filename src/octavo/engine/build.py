@@ -28,6 +28,9 @@ from octavo.scheduling.core import EngineCore
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.scheduler import Scheduler
 
+NO_CONTEXT = 2**40
+"""Tokens that a model may hold whose config names no context: the pool alone is its limit."""
+
 
 def build_engine(config: Config, progress: Progress | None = None) -> Engine:
     """Load the model and build the engine around it. Raises `ConfigError` or `ModelError`."""
@@ -101,6 +104,7 @@ def build_core(
         vocab_size=vocab_size,
         attention_mode=f"{deployment.geometry.attention_mode}/{backend.name}",
         cache_dtype=str(deployment.kv_dtype),
+        context_tokens=config.model.max_model_len or deployment.geometry.context_length or NO_CONTEXT,
     )
     executor = TorchExecutor(
         loaded.model,

@@ -19,12 +19,15 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    """Prompt and output of one sequence, together."""
     vocab_size: int
     max_waiting: int | None = None
     """Requests that may wait; more are refused."""
     attention_mode: str = ""
     cache_dtype: str = ""
     """These two are what records say of every request."""
+    context_tokens: int | None = None
+    """What the model's context, or the one asked for, holds. Above `max_model_len`: that was cut to the pool."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"):
@@ -36,6 +39,8 @@ class Limits:
                 self.max_num_batched_tokens,
                 f"must be at least max_num_seqs={self.max_num_seqs}, so that every running sequence can decode",
             )
+        if self.context_tokens is not None and self.context_tokens < self.max_model_len:
+            raise ConfigError("max_model_len", self.max_model_len, f"the context holds {self.context_tokens}")
 
 
 def checked_limit(request: Request, limits: Limits, cache: KVCache, allocation: Allocation) -> int:
@@ -47,23 +52,16 @@ def checked_limit(request: Request, limits: Limits, cache: KVCache, allocation: 
     validate_token_fields(request.params, limits.vocab_size)
     prompt, asked = request.prompt_tokens, request.params.max_tokens
     if (prompt >= limits.max_model_len and asked != 0) or prompt > limits.max_model_len:
-        raise RequestError(
-            "prompt", f"{prompt} tokens", f"the context holds {limits.max_model_len}; shorten the prompt"
-        )
+        raise _too_long("prompt", request, prompt + (asked != 0), limits, cache)
     pool = cache.max_tokens_per_sequence()
     if asked is None:
         limit = min(limits.max_model_len, pool + 1)
         if prompt >= limit:
-            raise _never_fits(request, cache, prompt, pool, f"a prompt of {prompt} tokens")
+            raise _never_fits("prompt", cache, prompt, f"a prompt of {prompt} tokens")
     else:
         limit = prompt + asked
         if limit > limits.max_model_len:
-            raise RequestError(
-                "max_tokens",
-                asked,
-                f"prompt {prompt} + max_tokens {asked} = {limit} passes the context of {limits.max_model_len}; "
-                f"ask for at most {limits.max_model_len - prompt}",
-            )
+            raise _too_long("max_tokens", request, limit, limits, cache)
     if request.params.min_tokens > limit - prompt:
         raise RequestError("min_tokens", request.params.min_tokens, f"only {limit - prompt} tokens can be generated")
     if allocation.needs_true_length:
@@ -74,7 +72,8 @@ def checked_limit(request: Request, limits: Limits, cache: KVCache, allocation: 
         return prompt
     positions = allocation.reserve_tokens(extent_of(request, limit, limit - 1, limits.max_model_len))
     if cache.layout.slabs_for(positions) > cache.pool.slabs:
-        raise _never_fits(request, cache, positions, pool, f"prompt {prompt} + {limit - prompt} output tokens")
+        field = "max_tokens" if prompt <= pool else "prompt"
+        raise _never_fits(field, cache, positions, f"prompt {prompt} + {limit - prompt} output tokens")
     if allocation.contiguous:
         # A run is never extended: a sequence ends where its run does, if nothing ends it before.
         limit = min(limit, positions + 1)
@@ -88,11 +87,28 @@ def extent_of(request: Request, limit: int, upto: int, context_limit: int) -> Ex
     return Extent(upto=upto, declared=limit - 1, true_length=true_length, context_limit=context_limit)
 
 
-def _never_fits(request: Request, cache: KVCache, positions: int, pool: int, what: str) -> CapacityError:
+def _too_long(field: str, request: Request, total: int, limits: Limits, cache: KVCache) -> RequestError:
+    """For `total` tokens past `max_model_len`: a larger KV cache helps where that was cut to the pool."""
+    prompt, most = request.prompt_tokens, limits.max_model_len
+    context = most if limits.context_tokens is None else limits.context_tokens
+    if total <= context:
+        return _never_fits(field, cache, total, f"prompt {prompt} + {total - prompt} output tokens")
+    cut = "" if most == context else f", of which this KV cache has room for {most}"
+    if field == "prompt":
+        return RequestError(field, f"{prompt} tokens", f"the context holds {context}{cut}; shorten the prompt")
+    return RequestError(
+        field,
+        total - prompt,
+        f"prompt {prompt} + max_tokens {total - prompt} = {total} passes the context of {context}{cut}; "
+        f"ask for at most {most - prompt}",
+    )
+
+
+def _never_fits(field: str, cache: KVCache, positions: int, what: str) -> CapacityError:
     need, have = cache.layout.slabs_for(positions), cache.pool.slabs
-    tokens = cache.layout.groups[0].block_tokens
+    tokens, pool = cache.layout.groups[0].block_tokens, cache.max_tokens_per_sequence()
     return CapacityError(
-        "max_tokens" if request.prompt_tokens <= pool else "prompt",
+        field,
         what,
         f"needs {need} blocks of {tokens} tokens, the whole pool has {have} ({pool} tokens): it can never fit; "
         "shorten the prompt, ask for fewer tokens, or start with a larger KV cache",
