@@ -24,7 +24,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
 from octavo.errors import RequestError
 from octavo.memory.check import is_empty
-from octavo.observe.request_log import FIELDS
+from octavo.observe.request_record import FIELDS
 from octavo.scheduling.plan import StepResult
 from octavo.server import batch, completions
 from octavo.server.batch import Ended, answer_rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from octavo.engine.intake import Intake
 from octavo.errors import EngineDeadError, InvariantViolation
 from octavo.observe.chrome_trace import ENGINE, SEQUENCES, ChromeTrace
 from octavo.observe.recorder import MOST_ITEMS, ON_STDERR, FlightRecorder, event_fields
-from octavo.observe.request_log import RequestLog, log_fields, record_fields
+from octavo.observe.request_record import record_fields
 from octavo.scheduling.events import Event, Finished, StepTokens
 from octavo.scheduling.plan import StepResult
 from octavo.scheduling.request import SamplingParams
@@ -59,17 +58,19 @@ def test_the_record_says_what_was_asked_planned_and_answered(depth: int) -> None
     preempted = 0
     for seed in range(12):
         hand = ByHand(seed, depth=depth)
-        lines: list[str] = []
-        hand.metrics.observe = RequestLog(lines.append, clock=lambda: 12.3456).observe  # type: ignore[method-assign]
+        events: list[Event] = []
+        hand.metrics.observe = events.extend  # type: ignore[method-assign]
         hand.run(150)
         hand.drain()
-        ends = {line["request_id"]: line for line in map(json.loads, lines)}
-        assert len(ends) == len(lines) == len(hand.asked)
+        finished = [event for event in events if isinstance(event, Finished)]
+        ends = {end.record.request_id: end for end in finished}
+        assert len(ends) == len(finished) == len(hand.asked)
         for i, asked in hand.asked.items():
-            line, times = ends[asked.request_id], hand.times[i]
+            end, times = ends[asked.request_id], hand.times[i]
+            line = record_fields(end.record)
             reason, at = hand.ended[i]
-            assert (line["finish_reason"], line["choice"], line["time"]) == (reason, 0, 12.346)
-            assert line["error"] == ("it is sick" if reason == "error" else None)
+            assert (end.reason, end.record.choice) == (reason, 0)
+            assert end.error == ("it is sick" if reason == "error" else None)
             assert (line["input_tokens"], line["output_tokens"]) == (asked.prompt_tokens, len(times))
             assert line["cached_tokens"] == {}
             assert sum(line[k] for k in ("queue_time", "prefill_time", "decode_time")) == pytest.approx(
@@ -92,23 +93,11 @@ def test_the_record_says_what_was_asked_planned_and_answered(depth: int) -> None
     assert preempted > 5
 
 
-def test_a_line_of_the_log_holds_no_token_and_is_one_line() -> None:
-    lines: list[str] = []
-    log = RequestLog(lines.append)
+def test_a_record_holds_no_token() -> None:
     core = engine()
-    core.submit(request([SECRET, 5], 3, name="two\nlines"), 0.0)
-    log.observe(drain(core))
-    (line,) = lines
-    assert line.endswith("\n")
-    assert line.count("\n") == 1
-    assert json.loads(line)["request_id"] == "two\nlines"
-    assert str(SECRET) not in re.sub(r'"time": [\d.]+', "", line)
-
-
-def test_log_fields_are_the_record_with_how_it_ended() -> None:
-    end = endings(pressed())[0]
-    assert list(log_fields(end)) == ["request_id", "choice", "finish_reason", "error", *NAMES_OF_THE_RECORD]
-    assert log_fields(replace(end, error="lost"))["error"] == "lost"
+    core.submit(request([SECRET, 5], 3), 0.0)
+    (end,) = endings(drain(core)).values()
+    assert str(SECRET) not in json.dumps(record_fields(end.record))
 
 
 # -- the flight recorder ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import httpx2 as httpx
 import pytest
 from tests.server.serving import PATIENCE_S, Running, Slow, make_core, served
 
+from octavo.engine.intake import Intake
 from octavo.scheduling.core import EngineCore
 from octavo.server.running import drain
 
@@ -279,6 +280,17 @@ def test_it_says_that_it_is_ready_when_it_can_answer_and_how_to_ask() -> None:
         assert f"curl {server.url}/v1/chat/completions" in server.said[0]
         assert "Authorization: Bearer $KEY" in server.said[0]
         assert server.get("/ready").json() == {"status": "ready"}
+
+
+def test_once_it_is_ready_it_loads_what_a_first_structured_request_would_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warmed = threading.Event()
+    monkeypatch.setattr(Intake, "warm", lambda _: (time.sleep(0.3), warmed.set()))
+    with served() as server:
+        assert not warmed.is_set(), "nobody waits for it"
+        assert server.get("/ready").status_code == 200
+        assert warmed.wait(PATIENCE_S)
 
 
 def test_the_first_token_of_all_is_not_in_the_figures() -> None:

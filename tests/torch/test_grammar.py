@@ -370,6 +370,16 @@ def test_without_the_package_the_remedy_names_it(monkeypatch: pytest.MonkeyPatch
     assert "pip install" in str(refuse(OBJECT, grammars=Grammars(TOKENIZER, WIDTH)))
 
 
+def test_a_warm_compiler_has_compiled_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = Grammars(TOKENIZER, WIDTH)
+    warm.warm()
+    assert warm.cached == 1
+    monkeypatch.setattr(warm, "_compile", None)
+    warm.check(SamplingParams(structured_outputs=StructuredOutputs("json_object")).with_defaults({}), [0])
+    # Nothing can be had for a vocabulary that nobody can spell; it is told when somebody asks.
+    Grammars(object(), WIDTH).warm()
+
+
 def test_grammars_are_compiled_once_and_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Grammars(TOKENIZER, WIDTH)
     first = made.compiled(OBJECT)

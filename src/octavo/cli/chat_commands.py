@@ -17,7 +17,7 @@ from octavo.cli.chat_sampling import KINDS, checked, parse_setting, shown
 from octavo.cli.chat_session import Session
 from octavo.cli.writing import ttft_s
 from octavo.errors import RequestError
-from octavo.observe.request_log import record_fields
+from octavo.observe.request_record import record_fields
 
 
 class Leave(Exception):

@@ -110,6 +110,11 @@ class Intake:
         )
         return Prepared(request_id, text, tuple(array.tolist()), final, requests)
 
+    def warm(self) -> None:
+        """Load now what the first structured request would wait for. Any thread may call it."""
+        if self._grammars is not None:
+            self._grammars.warm()
+
     def _compile(self, params: SamplingParams) -> None:
         """Compile the grammar here, in the caller's thread, so that no step waits for it."""
         asked = params.structured_outputs

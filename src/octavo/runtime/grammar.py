@@ -2,7 +2,7 @@
 
 Owns the compiled grammars (a bounded cache, by specification) and the matcher of one output. It does not own
 the logits, nor when a sequence ends. xgrammar compiles and matches; it is imported with the first structured
-request.
+request, or when a server that is ready has time for it (`warm`).
 
     intake, caller's thread    check(asked)                       -> RequestError, or the grammar is compiled
     sampler, on admission      follow(asked, stop ids, outputs)   -> Follower, advanced over those outputs
@@ -24,6 +24,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -96,6 +97,11 @@ class Grammars:
                                + ("ignore_eos is set" if params.ignore_eos else "this model has no end token")
                                + "; give stop_token_ids")  # fmt: skip
         self.compiled(asked)
+
+    def warm(self) -> None:
+        """Load what the first structured request would wait for. Where that cannot be had, the request is told."""
+        with suppress(RequestError):
+            self.compiled(StructuredOutputs("json_object"))
 
     def follow(self, asked: StructuredOutputs, stop_ids: tuple[int, ...], outputs: Int32) -> Follower:
         grammar = self.compiled(asked)

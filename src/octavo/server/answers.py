@@ -16,7 +16,7 @@ from typing import Any
 
 from octavo import __version__
 from octavo.engine.outputs import Delta
-from octavo.observe.request_log import record_fields
+from octavo.observe.request_record import record_fields
 from octavo.scheduling.events import RequestRecord
 from octavo.scheduling.request import SamplingParams
 from octavo.server.logprobs import TokenReport, joined_chat, joined_completion

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -69,6 +70,10 @@ def bind(settings: ServerSettings) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                "host", settings.host, "is no address of this machine; use one that is, or 0.0.0.0 for all of them"
+            ) from None
         raise ConfigError(
             "port", settings.port, f"cannot be used on {settings.host} ({(error.strerror or str(error)).lower()}); "
             "choose another with --port, or 0 for a free one",
@@ -135,11 +140,12 @@ async def run(service: Service, bound: socket.socket, say: Say) -> int:
 async def _announce(
     server: uvicorn.Server, serving: asyncio.Task[None], service: Service, bound: socket.socket, say: Say
 ) -> None:
-    """Say that it is ready once it is."""
+    """Say that it is ready once it is; then load, beside it, what a first structured request would wait for."""
     while not server.started and not serving.done():  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # uvicorn has no event for it
     if server.started:
         say(ready_line(service, address_of(bound)))
+        await asyncio.to_thread(service.llm.engine.intake.warm)
 
 
 def ready_line(service: Service, url: str) -> str:
