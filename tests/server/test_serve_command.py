@@ -190,6 +190,12 @@ def test_a_wrong_flag_is_named_on_one_line(
     assert says in refused(capsys, *(arguments if "--port" in arguments else ("--port", "0", *arguments)))
 
 
+def test_an_address_of_another_machine_is_told_as_the_hosts_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "--host", "192.0.2.1", "--port", "0", "--model", "/nowhere")
+    assert "192.0.2.1: is no address of this machine" in said.replace("'", "")
+    assert "port" not in said
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
