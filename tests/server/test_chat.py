@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
-from tests.server.serving import END, START, Running, byte_tokenizer, served
+from tests.server.serving import END, PATIENCE_S, START, Running, byte_tokenizer, served
 
 PATH = "/v1/chat/completions"
 TEXT = "삼겹살 👋🏽 ďábelské 你好"
@@ -172,3 +173,21 @@ def test_without_max_tokens_an_answer_may_fill_the_context(missing: dict[str, No
         usage = server.post(PATH, user("hi", **missing)).json()["usage"]
         assert usage["total_tokens"] == 100
         assert server.post(PATH, user("hi", max_completion_tokens=4)).json()["usage"]["completion_tokens"] == 4
+
+
+def test_a_template_that_does_not_end_stalls_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.server.tokens.TEMPLATE_S", 0.2)
+    with served() as server:
+        ended = threading.Event()
+
+        def endless(*_: object, **__: object) -> list[int]:
+            ended.wait(PATIENCE_S)
+            return [START]
+
+        monkeypatch.setattr(server.service.tokens._intake, "encode_chat", endless)
+        answer = server.post(PATH, user("hi"))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "messages")
+        assert "did not finish within 0.2 s" in error["message"]
+        assert server.post("/v1/completions", {"prompt": "hi", "max_tokens": 2}).status_code == 200
+        ended.set()

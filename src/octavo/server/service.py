@@ -39,7 +39,10 @@ class Service:
         self.room = WaitingRoom(settings.queue)
         self.log = RequestLog(enabled=settings.enable_log_requests, max_prompt_chars=settings.max_log_len)
         scheduler = llm.engine.core.scheduler
-        self.context = scheduler.limits.max_model_len
+        limits = scheduler.limits
+        self.context = limits.max_model_len
+        self.cut_to_pool = limits.context_tokens is not None and limits.max_model_len < limits.context_tokens
+        """The model could go on where the KV cache ends."""
         self.pool_tokens = scheduler.cache.max_tokens_per_sequence()
 
     async def start(self) -> None:
@@ -80,8 +83,8 @@ class Service:
             return
         why = (
             f"the context holds {self.context}"
-            if most == self.context
-            else f"the KV cache holds {self.pool_tokens} (start the server with a larger one)"
+            if most == self.context and not self.cut_to_pool
+            else f"the KV cache holds {self.pool_tokens} (start the server with a larger one, see --kv-cache-memory-bytes)"
         )
         raise ApiError(400, f"{param}={len(prompt)} tokens: too long, {why}; send at most {most - 1}, "
                             "so that there is room for an answer", param=param, code=CONTEXT)  # fmt: skip

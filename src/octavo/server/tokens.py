@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 OFF_LOOP_CHARS = 8192
 """Text beyond this is encoded in a thread: the event loop has streams to serve."""
+TEMPLATE_S = 30.0
+"""Seconds in which a chat must be rendered and encoded, those before it included."""
 
 
 class Tokens:
@@ -67,7 +69,14 @@ class Tokens:
         def work() -> list[int]:
             return self._intake.encode_chat(messages, template=self._template, options=options)
 
-        return await self._run(work, sum(len(message["content"]) for message in messages))
+        # A template is a program that came with the model: it never runs on the event loop, nor for ever.
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            async with asyncio.timeout(TEMPLATE_S):
+                return await running
+        except TimeoutError:
+            remedy = f"the model's chat template did not finish within {TEMPLATE_S:g} s; use /v1/completions"
+            raise RequestError("messages", f"{len(messages)} messages", remedy) from None
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         tokenizer = self._required("tokens", token_ids, "start the server without --skip-tokenizer-init")
