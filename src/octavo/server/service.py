@@ -84,7 +84,7 @@ class Service:
         why = (
             f"the context holds {self.context}"
             if most == self.context and not self.cut_to_pool
-            else f"the KV cache holds {self.pool_tokens} (start the server with a larger one, see --kv-cache-memory-bytes)"
+            else f"the KV cache holds {self.pool_tokens} (--kv-cache-memory-bytes asks for a larger one)"
         )
         raise ApiError(400, f"{param}={len(prompt)} tokens: too long, {why}; send at most {most - 1}, "
                             "so that there is room for an answer", param=param, code=CONTEXT)  # fmt: skip
