@@ -259,10 +259,18 @@ def test_tables_refuse_a_number_of_steps_that_is_none(capsys: pytest.CaptureFixt
 # -- as a program -----------------------------------------------------------------------------------
 
 
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("octavo", run_name="__main__")
+"""
+"""A shell starts what runs in its background with SIGINT ignored, tests included; people's terminals do not."""
+
+
 def test_interrupting_it_ends_it_with_130_and_no_traceback(model: str) -> None:
     endless = ("--model", model, "--ignore-eos", "--raw", "--prompts-file", "-", "-q", "--max-tokens", "60")
     started = subprocess.Popen(
-        [sys.executable, "-m", "octavo", "generate", *endless],
+        [sys.executable, "-c", INTERRUPTIBLE, "generate", *endless],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
