@@ -24,7 +24,8 @@ from machine_facts import described, machine_facts
 from octavo.geometry.dtypes import BF16
 from octavo.geometry.state import Component
 from octavo.memory.cache import KVCache
-from octavo.memory.layout import Layout, StateGroup, make_layout
+from octavo.memory.groups import StateGroup
+from octavo.memory.layout import Layout, make_layout
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.events import StepTokens
 from octavo.scheduling.limits import Limits

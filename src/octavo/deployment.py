@@ -13,8 +13,9 @@ from octavo.config import Config
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import Dtype, dtype_named
 from octavo.geometry.model import ModelGeometry
-from octavo.geometry.state import Growing, Stateless, Windowed
-from octavo.memory.layout import BlockOrder, Layout, make_layout, served_groups
+from octavo.geometry.state import Chunked, Constant, Growing, Windowed, parts_of
+from octavo.memory.groups import served_groups
+from octavo.memory.layout import BOUNDLESS, BlockOrder, Layout, make_layout
 from octavo.planner.ledger import Ledger, StepLimits, make_ledger, predict_runtime
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -22,6 +23,8 @@ DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_UTILIZATION = 0.9
 CPU_SHARE, CPU_MOST_BYTES = 0.4, 4 * 2**30
 """On CPU, unless asked for more: this share of what is free now, and at most this many bytes."""
+SLABS_AT_LEAST = 64
+"""A slab that holds blocks of several sizes is at most one part in so many of the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ class Deployment:
 
     @property
     def block_size(self) -> int:
-        return self.layout.groups[0].block_tokens
+        return self.config.cache.block_size
 
     @property
     def kv_bytes(self) -> int:
@@ -98,7 +101,7 @@ class Deployment:
     @property
     def kv_tokens(self) -> int:
         """Positions that one sequence alone could hold."""
-        return tokens_in(self.layout, self.slabs)
+        return tokens_in(self.layout, self.slabs, self.config)
 
     @property
     def device(self) -> str:
@@ -110,7 +113,8 @@ class Deployment:
     def blocks_per_request(self) -> tuple[tuple[int, int], ...]:
         """(length, blocks) at three lengths: a block, a quarter of the longest sequence, and the longest."""
         lengths = sorted({min(self.block_size, self.max_model_len), -(-self.max_model_len // 4), self.max_model_len})
-        return tuple((n, sum(g.blocks_for(n) for g in self.layout.groups)) for n in lengths)
+        step = _step_tokens(self.config, self.max_num_batched_tokens)
+        return tuple((n, sum(self.layout.blocks_for(n, step))) for n in lengths)
 
     def rows(self) -> tuple[Row, ...]:
         """The start table: what was decided and why, then the ledger, then what follows from them."""
@@ -172,7 +176,12 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
     the arithmetic where the model does not fit or keeps state that is not served.
     """
     _require_served(geometry)
-    layout = make_layout(served_groups(geometry.layers), config.cache.block_size, facts.block_order)
+    layout = make_layout(
+        served_groups(geometry.layers),
+        config.cache.block_size,
+        facts.block_order,
+        most_slab_bytes=_least_limit(config, facts) // SLABS_AT_LEAST,
+    )
     asked_len, len_reason = _asked_length(config, geometry)
     seqs, seqs_reason, tokens, tokens_reason = _asked_step(config)
     free = facts.free_bytes
@@ -184,13 +193,13 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
             f"{facts.granted_by} grants; use a smaller model or dtype, or free memory",
         )
     most_slabs = free // layout.slab_bytes
-    bound_len = min(asked_len or geometry.context_length or 2**40, max(1, tokens_in(layout, most_slabs)))
+    bound_len = min(asked_len or geometry.context_length or BOUNDLESS, max(1, tokens_in(layout, most_slabs, config)))
     bound = _limits(config, facts, (tokens, seqs, bound_len), most_slabs * layout.groups[0].blocks_per_slab)
     slabs, limit = _pool_slabs(config, layout, facts, sum(n.predicted_bytes for n in predict_runtime(geometry, bound)))
-    held = tokens_in(layout, slabs)
+    held = tokens_in(layout, slabs, config)
     warnings: list[str] = []
     max_len, len_reason = _cut_length(asked_len, len_reason, held, warnings)
-    seqs, seqs_reason = _cut_seqs(seqs, seqs_reason, slabs, tokens)
+    seqs, seqs_reason = _cut_seqs(seqs, seqs_reason, _most_sequences(layout, slabs), tokens)
     final = _limits(config, facts, (tokens, seqs, max_len), slabs * layout.groups[0].blocks_per_slab)
     ledger = make_ledger(
         geometry,
@@ -227,35 +236,55 @@ def kv_dtype_for(config: Config, weights_dtype: Dtype) -> Dtype:
     return weights_dtype if asked == "auto" else dtype_named(asked, field="kv_cache_dtype")
 
 
-def tokens_in(layout: Layout, slabs: int) -> int:
+def tokens_in(layout: Layout, slabs: int, config: Config) -> int:
     """The most positions of one sequence that `slabs` slabs hold, when nothing else is there."""
-    low, high = 0, slabs * max(g.blocks_per_slab * max(1, g.block_tokens) for g in layout.groups)
+    return layout.most_tokens(slabs, _step_tokens(config, 1))
+
+
+def _step_tokens(config: Config, tokens: int) -> int | None:
+    """`tokens`, or None where nothing is given up while a sequence runs: contiguous runs are kept whole."""
+    return tokens if config.cache.allocation == "paged" else None
+
+
+def _least_limit(config: Config, facts: Facts) -> int:
+    """Bytes that the KV cache will not exceed, whatever the layout."""
+    asked = config.cache.kv_cache_memory_bytes
+    free = max(0, facts.free_bytes)
+    return free if asked is None else min(free, asked)
+
+
+def _most_sequences(layout: Layout, slabs: int) -> int:
+    """Sequences that can hold one block of each group at once."""
+    low, high = 0, slabs * max(g.blocks_per_slab for g in layout.groups)
     while low < high:
         middle = (low + high + 1) // 2
-        if layout.slabs_for(middle) <= slabs:
+        if sum(-(-middle // g.blocks_per_slab) for g in layout.groups) <= slabs:
             low = middle
         else:
             high = middle - 1
     return low
 
 
+SERVED = (("k", "v"),)
+"""What a layer may keep per position, by the names of its components."""
+
+
 def _require_served(geometry: ModelGeometry) -> None:
-    """Only keys and values per head, over all positions or a window, are served exactly today."""
+    """Refuse by name what a layer keeps and no kernel reads."""
     for index, state in enumerate(geometry.layers):
-        if isinstance(state, Stateless):
-            continue
-        if isinstance(state, (Growing, Windowed)):
-            names = tuple(component.name for component in state.components)
-            if names == ("k", "v"):
+        for part in parts_of(state):
+            if not part.bytes_kept(1) or isinstance(part, Constant):
                 continue
-            kind = f"{geometry.attention_mode} ({' + '.join(names)})"
-        else:
-            kind = f"{type(state).__name__} state"
-        raise ConfigError(
-            "model",
-            geometry.model_type,
-            f"layer {index} keeps {kind}, which can be planned but is not served yet; served are MHA, GQA and MQA",
-        )
+            served = isinstance(part, (Growing, Windowed, Chunked))
+            names = tuple(component.name for component in getattr(part, "components", ()))
+            if served and names in SERVED:
+                continue
+            kind = f"{geometry.attention_mode} ({' + '.join(names)})" if served else f"{type(part).__name__} state"
+            raise ConfigError(
+                "model",
+                geometry.model_type,
+                f"layer {index} keeps {kind}, which can be planned but is not served yet",
+            )
 
 
 def _asked_length(config: Config, geometry: ModelGeometry) -> tuple[int | None, str]:
@@ -292,12 +321,12 @@ def _asked_step(config: Config) -> tuple[int, str, int, str]:
     return seqs, seqs_reason, tokens, tokens_reason
 
 
-def _cut_seqs(seqs: int, reason: str, slabs: int, tokens: int) -> tuple[int, str]:
+def _cut_seqs(seqs: int, reason: str, most: int, tokens: int) -> tuple[int, str]:
     """No more rows than tokens in a step, nor than sequences that could hold a block each."""
     if seqs > tokens:
         seqs, reason = tokens, f"cut from {seqs:,} ({reason}): a step has {tokens:,} tokens, one per running sequence"
-    if seqs > slabs:
-        seqs, reason = slabs, f"cut from {seqs:,} ({reason}): the pool holds {slabs:,} sequences of one block"
+    if seqs > most:
+        seqs, reason = most, f"cut from {seqs:,} ({reason}): the pool holds {most:,} sequences of one block"
     return seqs, reason
 
 
@@ -341,7 +370,8 @@ def _pool_slabs(config: Config, layout: Layout, facts: Facts, runtime_bytes: int
 
 def _slabs_within(layout: Layout, tokens: int) -> int:
     """Slabs whose positions number at most `tokens`: a cap rounds down to whole blocks."""
-    whole = tokens // layout.groups[0].block_tokens * layout.groups[0].block_tokens
+    block_tokens = max(g.block_tokens for g in layout.groups)
+    whole = tokens // block_tokens * block_tokens if block_tokens else tokens
     return layout.slabs_for(whole) if whole else 0
 
 

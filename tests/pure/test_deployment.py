@@ -16,7 +16,8 @@ from octavo.geometry.dtypes import BF16, FP16, FP32
 from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.model import ModelGeometry
 from octavo.geometry.state import Component, Growing
-from octavo.memory.layout import StateGroup, make_layout
+from octavo.memory.groups import StateGroup
+from octavo.memory.layout import make_layout
 
 GIB = 2**30
 TOKEN_BYTES = 32 * 2 * 8 * 128 * 2

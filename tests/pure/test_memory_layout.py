@@ -7,7 +7,8 @@ import pytest
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16
 from octavo.geometry.state import Component, Constant, Growing, Stateless, Windowed
-from octavo.memory.layout import Layout, StateGroup, make_layout, served_groups
+from octavo.memory.groups import StateGroup, served_groups
+from octavo.memory.layout import Layout, make_layout
 from octavo.simulate.toy_model import toy_layout
 
 

@@ -17,7 +17,8 @@ from octavo.errors import CapacityError, RequestError
 from octavo.geometry.dtypes import BF16, FP32
 from octavo.geometry.state import Component
 from octavo.memory.cache import KVCache
-from octavo.memory.layout import StateGroup, make_layout
+from octavo.memory.groups import StateGroup
+from octavo.memory.layout import make_layout
 from octavo.observe.histogram import GAPS, SEQUENCES, STEP_PARTS, TOKENS, WAITS, Histogram
 from octavo.observe.metrics import Metrics
 from octavo.observe.names import ABSENT, NAMES, PREFIX, table

@@ -11,7 +11,8 @@ from octavo.geometry.dtypes import BF16
 from octavo.geometry.state import Component
 from octavo.memory.cache import KVCache
 from octavo.memory.check import is_empty
-from octavo.memory.layout import Layout, StateGroup, make_layout
+from octavo.memory.groups import StateGroup
+from octavo.memory.layout import Layout, make_layout
 from octavo.policy.bundle import Policies
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore

@@ -9,7 +9,8 @@ import torch
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16, FP8, FP32
 from octavo.geometry.state import Component, Growing
-from octavo.memory.layout import StateGroup, make_layout, served_groups
+from octavo.memory.groups import StateGroup, served_groups
+from octavo.memory.layout import make_layout
 from octavo.runtime.arena import Arena
 
 

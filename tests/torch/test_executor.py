@@ -10,7 +10,8 @@ from tiny import Bench, tiny_config, tiny_prompts
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import FP32
 from octavo.geometry.state import Component
-from octavo.memory.layout import StateGroup, make_layout
+from octavo.memory.groups import StateGroup
+from octavo.memory.layout import make_layout
 from octavo.models.trial import Trial, subjects
 from octavo.runtime.executor import TorchExecutor
 from octavo.runtime.sampler import Sampler

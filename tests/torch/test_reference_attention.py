@@ -12,7 +12,8 @@ from octavo.geometry.dtypes import BF16, FP32
 from octavo.geometry.state import Component, Growing
 from octavo.kernels.interface import AttentionRule
 from octavo.kernels.reference import ReferenceAttention
-from octavo.memory.layout import make_layout, served_groups
+from octavo.memory.groups import served_groups
+from octavo.memory.layout import make_layout
 from octavo.runtime.arena import Arena
 from octavo.runtime.step_tensors import StepTensors
 from octavo.scheduling.plan import NewBlocks, StepPlan

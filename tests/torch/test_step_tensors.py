@@ -8,7 +8,8 @@ import pytest
 from octavo.errors import InvariantViolation
 from octavo.geometry.dtypes import FP32
 from octavo.geometry.state import Component, Growing
-from octavo.memory.layout import make_layout, served_groups
+from octavo.memory.groups import served_groups
+from octavo.memory.layout import make_layout
 from octavo.runtime.arena import Arena
 from octavo.runtime.step_tensors import StepTensors
 from octavo.scheduling.plan import PENDING, Admission, NewBlocks, StepPlan

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from octavo.geometry.dtypes import FP32
 from octavo.geometry.from_config import geometry_from_config
 from octavo.memory.cache import KVCache
-from octavo.memory.layout import make_layout, served_groups
+from octavo.memory.groups import served_groups
+from octavo.memory.layout import make_layout
 from octavo.models.shrink import enliven
 from octavo.models.trial import Trial, subjects
 from octavo.runtime.executor import TorchExecutor

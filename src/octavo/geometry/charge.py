@@ -13,6 +13,9 @@ the sequence has. Layers that grow are charged their length, rounded up.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from octavo.errors import ConfigError
 from octavo.geometry.model import ModelGeometry
 from octavo.geometry.state import (
@@ -25,6 +28,8 @@ from octavo.geometry.state import (
     components_bytes,
     parts_of,
 )
+
+Int64 = npt.NDArray[np.int64]
 
 
 def touched_blocks(positions: int, block_tokens: int) -> int:
@@ -42,6 +47,17 @@ def window_blocks(tokens: int, reach_tokens: int, step_tokens: int, block_tokens
             raise ConfigError(name, value, "must be at least 1")
     whole = -(-tokens // block_tokens)
     return min(whole, touched_blocks(reach_tokens - 1 + step_tokens, block_tokens))
+
+
+def window_blocks_many(tokens: Int64, reach_tokens: int, step_tokens: Int64, block_tokens: int) -> Int64:
+    """`window_blocks` of each pair of `tokens` and `step_tokens`; 0 positions are charged nothing."""
+    whole = -(-tokens // block_tokens)
+    return np.minimum(whole, touched_blocks_many(reach_tokens - 1 + np.maximum(1, step_tokens), block_tokens))
+
+
+def touched_blocks_many(positions: Int64, block_tokens: int) -> Int64:
+    """`touched_blocks` of each of `positions`, all positive."""
+    return (positions + block_tokens - 2) // block_tokens + 1
 
 
 def bytes_charged(state: LayerState, tokens: int, *, step_tokens: int, block_tokens: int) -> int:

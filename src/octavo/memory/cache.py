@@ -6,7 +6,7 @@ to do about a shortfall is the scheduler.
 
     reserve ----> FILLING ----commit----> READY
                      |                      |
-                     +-------release--------+----> EMPTY, or DRAINING until `settle(plan)` when a
+                     +---release, slide-----+----> EMPTY, or DRAINING until `settle(plan)` when a
                                                    plan that touches the row is still in flight
 
 Invariant (checked by `memory.check`): references of a slot = its occurrences in tables and
@@ -41,6 +41,8 @@ class KVCache:
         self._tickets = 0
         self._draining: dict[int, list[tuple[int, Int32]]] = {}
         self._block_tokens = tuple(g.block_tokens for g in layout.groups)
+        # A contiguous run is given up whole, as in the engines that it stands for.
+        self._sliding = () if contiguous else tuple(i for i, g in enumerate(layout.groups) if g.slides)
 
     # -- room ---------------------------------------------------------------------------------
 
@@ -57,15 +59,41 @@ class KVCache:
             for group, table in zip(self.layout.groups, self.tables, strict=True)
         ]
 
+    @property
+    def gives_up(self) -> bool:
+        """Whether blocks leave a sequence's tables while it runs."""
+        return bool(self._sliding)
+
+    def blocks_charged(self, tokens: int, step_tokens: int) -> list[int]:
+        """Blocks of each group that a sequence holds at most on its way to `tokens` positions.
+
+        `step_tokens` is the most that it computes in one step.
+        """
+        return self.layout.blocks_for(tokens, step_tokens if self._sliding else None)
+
+    def blocks_to_come(self, rows: Int32, tokens: Int64, step_tokens: Int64) -> list[int]:
+        """Blocks of each group that these rows together still have to reserve to reach `tokens` positions."""
+        come = []
+        for group, table in zip(self.layout.groups, self.tables, strict=True):
+            if group.slides and self._sliding:
+                most = group.most_blocks_many(tokens, step_tokens)
+            else:
+                most = -(-tokens // group.block_tokens) if group.block_tokens else np.ones_like(tokens)
+            come.append(int(np.maximum(0, most - table.held[rows]).sum()))
+        return come
+
     def max_tokens_per_sequence(self) -> int:
-        """The most positions that one sequence alone could hold in this pool."""
-        low, high = (
-            0,
-            self.pool.slabs * max((g.blocks_per_slab * g.block_tokens for g in self.layout.groups), default=0),
-        )
+        """The most positions that one sequence alone could hold in this pool, computing one at a time."""
+        return self.layout.most_tokens(self.pool.slabs, 1 if self._sliding else None)
+
+    def largest_step(self, tokens: int, most: int) -> int:
+        """The most positions a step, up to `most`, with which a sequence can reach `tokens` alone in this pool."""
+        if not self._sliding or self.layout.slabs_for(tokens, most) <= self.pool.slabs:
+            return most
+        low, high = 1, most
         while low < high:
             middle = (low + high + 1) // 2
-            if self.layout.slabs_for(middle) <= self.pool.slabs:
+            if self.layout.slabs_for(tokens, middle) <= self.pool.slabs:
                 low = middle
             else:
                 high = middle - 1
@@ -139,6 +167,19 @@ class KVCache:
         indices = [table.append(int(row), piece) for row, piece in zip(rows, pieces, strict=True)]
         return NewBlocks(group, np.repeat(rows, missing), np.concatenate(indices), slots)
 
+    def slide(self, rows: Int32, positions: Int64) -> None:
+        """The next query of each row is at `positions`: blocks that no query from there on can read are released."""
+        for group in self._sliding:
+            table = self.tables[group]
+            firsts = self.layout.groups[group].first_block(positions)
+            moved = np.flatnonzero(firsts > table.firsts[rows])
+            if not len(moved):
+                continue
+            cut_rows, slots = table.give_up(rows[moved].astype(np.int64), firsts[moved])
+            touched = self.touched[cut_rows]
+            for plan in np.unique(touched).tolist():
+                self._unreference(group, slots[touched == plan], plan)
+
     def touch(self, rows: Int32, plan: int) -> None:
         """A plan includes these rows: their slots stay until it completes."""
         self.touched[rows] = plan
@@ -150,7 +191,7 @@ class KVCache:
         for group, tokens in enumerate(self._block_tokens):
             if not tokens:
                 continue
-            first, last = before // tokens, upto // tokens
+            first, last = np.maximum(before // tokens, self.tables[group].firsts[rows]), upto // tokens
             crossed = np.flatnonzero(last > first)
             if not len(crossed):
                 continue
@@ -178,6 +219,7 @@ class KVCache:
             ticket=self._tickets,
             tokens=int(self.committed[row]),
             touched=int(self.touched[row]),
+            firsts=tuple(int(table.firsts[row]) for table in self.tables),
             slots=tuple(tuple((DEVICE, slot) for slot in table.clear(row).tolist()) for table in self.tables),
         )
         self.suspensions[value.ticket] = value
@@ -194,8 +236,8 @@ class KVCache:
         new = []
         for group, entries in enumerate(value.slots):
             slots = np.array([slot for _, slot in entries], dtype=np.int32)
+            indices = self.tables[group].adopt(row, value.firsts[group], slots)
             if len(slots):
-                indices = self.tables[group].append(row, slots)
                 new.append(NewBlocks(group, np.full(len(slots), row, dtype=np.int32), indices, slots))
         return Reservation(tuple(new))
 
@@ -232,8 +274,10 @@ class KVCache:
         if not len(slots):
             return
         refs = self.pool.slots[group].refs
-        refs[slots] -= 1
+        np.subtract.at(refs, slots, 1)  # rows that share a block may give it up together
         gone = slots[refs[slots] == 0]
+        if len(gone) > 1:
+            gone = gone[np.sort(np.unique(gone, return_index=True)[1])]
         if not len(gone):
             return
         if touched > self.settled:

@@ -65,7 +65,7 @@ def no_two_writable_blocks_alias(cache: KVCache) -> None:
 
 
 def allocated_covers_committed(cache: KVCache) -> None:
-    """Every row has blocks for all positions that it computed; full blocks are READY."""
+    """Every row has blocks for all computed positions that a later one may read; full blocks are READY."""
     for row in _live_rows(cache):
         tokens = int(cache.committed[row])
         for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
@@ -75,8 +75,14 @@ def allocated_covers_committed(cache: KVCache) -> None:
                 have >= layout.blocks_for(tokens) if tokens else True,
                 f"row {row} group {group}: {have} blocks for {tokens} positions",
             )
+            first = int(table.firsts[row])
+            _require(
+                "allocated-covers-committed",
+                first <= int(layout.first_block(np.array([tokens]))[0]),
+                f"row {row} group {group}: {first} blocks given up, position {tokens} may read some of them",
+            )
             full = tokens // layout.block_tokens if layout.block_tokens else 0
-            states = cache.pool.slots[group].state[table.row(row)[:full]]
+            states = cache.pool.slots[group].state[table.row(row)[: max(0, full - first)]]
             _require(
                 "allocated-covers-committed",
                 bool((states == SlotState.READY).all()),
@@ -90,7 +96,7 @@ def bytes_in_use_equal_geometry(cache: KVCache) -> None:
         columns = cache.pool.slots[group]
         held = int(np.count_nonzero(columns.refs)) * layout.block_bytes
         shared = int((columns.refs - 1).clip(min=0).sum())
-        blocks = sum(int(cache.tables[group].counts[row]) for row in range(cache.rows))
+        blocks = int(cache.tables[group].held.sum())
         blocks += sum(len(s.slots[group]) for s in cache.suspensions.values())
         _require(
             "bytes-equal-geometry",
@@ -158,7 +164,7 @@ def check_rows(cache: KVCache, rows: Int32) -> None:
         need = -(-cache.committed[rows] // layout.block_tokens) if layout.block_tokens else np.minimum(counts, 1)
         odd = np.flatnonzero(counts < need)
         _require("allocated-covers-committed", not len(odd), f"group {group}: row {_at(rows, odd)} lacks blocks")
-        held = rows[counts > 0]
+        held = rows[table.held[rows] > 0]
         tails = table.slots[held, table.counts[held] - 1]
         refs = cache.pool.slots[group].refs[tails]
         _require(
@@ -180,7 +186,8 @@ def is_empty(cache: KVCache) -> bool:
 
 def _occurrences(cache: KVCache, group: int) -> Int64:
     table = cache.tables[group]
-    inside = np.arange(table.slots.shape[1]) < table.counts[:, None]
+    columns = np.arange(table.slots.shape[1])
+    inside = (columns < table.counts[:, None]) & (columns >= table.firsts[:, None])
     listed = [table.slots[inside]]
     listed += [np.array([slot for _, slot in s.slots[group]], dtype=np.int32) for s in cache.suspensions.values()]
     return np.bincount(np.concatenate(listed), minlength=len(cache.pool.slots[group].refs))

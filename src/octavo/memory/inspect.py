@@ -27,4 +27,7 @@ def table_lines(cache: KVCache, names: Mapping[int, str]) -> list[str]:
 def _blocks(cache: KVCache, row: int, group: int, name: str) -> str:
     states = cache.pool.slots[group].state
     slots = cache.tables[group].row(row).tolist()
-    return ", ".join(f"{name}{i} -> {slot} {SlotState(int(states[slot])).name.lower()}" for i, slot in enumerate(slots))
+    first = int(cache.tables[group].firsts[row])
+    return ", ".join(
+        f"{name}{i} -> {slot} {SlotState(int(states[slot])).name.lower()}" for i, slot in enumerate(slots, first)
+    )

@@ -9,6 +9,7 @@
 
 Inside a block all layers of the group lie one after the other (block-major), each with its
 components in order; `Field` says where. Groups of one block size need no padding: a slab is a block.
+Which layers form a group is `groups`; how large a slab is, `slabs`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from octavo.errors import ConfigError
+from octavo.geometry.charge import window_blocks, window_blocks_many
 from octavo.geometry.dtypes import Dtype
-from octavo.geometry.state import Component, Constant, Growing, LayerState, Windowed
+from octavo.geometry.state import Component
+from octavo.memory.groups import StateGroup
+from octavo.memory.slabs import slab_bytes_for
+from octavo.memory.values import Int64
 
 BlockOrder = Literal["heads_tokens", "tokens_heads"]
 """Order inside a component of a block: [heads, tokens, dim] or [tokens, heads, dim]; the kernel's choice."""
@@ -47,12 +54,49 @@ class GroupLayout:
     fields: tuple[Field, ...]
     block_bytes: int
     blocks_per_slab: int
+    window_tokens: int | None = None
+    """A query at position p reads p - window_tokens + 1 .. p; None: no window."""
+    chunk_tokens: int | None = None
+    """A query reads only positions of its own chunk; None: no chunks."""
+
+    @property
+    def slides(self) -> bool:
+        """Whether blocks at the front come to a point where no later token can read them."""
+        return self.window_tokens is not None or self.chunk_tokens is not None
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold positions 0 .. tokens - 1."""
+        """Blocks that hold positions 0 .. tokens - 1, none given up."""
         if self.block_tokens == 0:
             return 1
         return -(-tokens // self.block_tokens)
+
+    def most_blocks(self, tokens: int, step_tokens: int) -> int:
+        """The most blocks held at once on the way to `tokens` positions, `step_tokens` of them at most in a step."""
+        reach = self.window_tokens or self.chunk_tokens
+        if reach is None or not tokens:
+            return self.blocks_for(tokens)
+        return window_blocks(tokens, reach, step_tokens, self.block_tokens)
+
+    def most_blocks_many(self, tokens: Int64, step_tokens: Int64) -> Int64:
+        """`most_blocks` of each pair."""
+        if self.block_tokens == 0:
+            return np.ones_like(tokens)
+        reach = self.window_tokens or self.chunk_tokens
+        if reach is None:
+            return -(-tokens // self.block_tokens)
+        return window_blocks_many(tokens, reach, step_tokens, self.block_tokens)
+
+    def first_readable(self, positions: Int64) -> Int64:
+        """The lowest position that a query at each of `positions`, or later, may still read."""
+        if self.window_tokens is not None:
+            return np.maximum(0, positions - self.window_tokens + 1)
+        if self.chunk_tokens is not None:
+            return positions - positions % self.chunk_tokens
+        return np.zeros_like(positions)
+
+    def first_block(self, positions: Int64) -> Int64:
+        """The lowest block that a query at each of `positions`, or later, may still read."""
+        return self.first_readable(positions) // max(1, self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,58 +110,61 @@ class Layout:
         g = self.groups[group]
         return slot // g.blocks_per_slab * self.slab_bytes + slot % g.blocks_per_slab * g.block_bytes
 
-    def bytes_for(self, tokens: int) -> int:
-        """Bytes of the blocks that one sequence of `tokens` computed positions holds, in whole blocks."""
-        return sum(g.blocks_for(tokens) * g.block_bytes for g in self.groups)
+    def blocks_for(self, tokens: int, step_tokens: int | None = None) -> list[int]:
+        """Blocks of each group that one sequence of `tokens` positions holds at most.
 
-    def slabs_for(self, tokens: int) -> int:
+        With `step_tokens`, the most positions that it computes in one step, windows and chunks give up what nobody
+        can read any more; without, everything is held.
+        """
+        if step_tokens is None:
+            return [g.blocks_for(tokens) for g in self.groups]
+        return [g.most_blocks(tokens, step_tokens) for g in self.groups]
+
+    def bytes_for(self, tokens: int, step_tokens: int | None = None) -> int:
+        """Bytes of `blocks_for`."""
+        counts = self.blocks_for(tokens, step_tokens)
+        return sum(n * g.block_bytes for n, g in zip(counts, self.groups, strict=True))
+
+    def slabs_for(self, tokens: int, step_tokens: int | None = None) -> int:
         """Slabs that one such sequence takes from an empty pool."""
-        return sum(-(-g.blocks_for(tokens) // g.blocks_per_slab) for g in self.groups)
+        counts = self.blocks_for(tokens, step_tokens)
+        return sum(-(-n // g.blocks_per_slab) for n, g in zip(counts, self.groups, strict=True))
+
+    def most_tokens(self, slabs: int, step_tokens: int | None = None) -> int:
+        """The most positions of one sequence that `slabs` slabs hold; `BOUNDLESS` when no length fills them."""
+        low, high = 0, BOUNDLESS
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.slabs_for(middle, step_tokens) <= slabs:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     @property
     def padding_bytes_per_slab(self) -> tuple[int, ...]:
         return tuple(self.slab_bytes - g.blocks_per_slab * g.block_bytes for g in self.groups)
 
-
-@dataclass(frozen=True, slots=True)
-class StateGroup:
-    """Layers whose state follows the same law: they share block tables."""
-
-    name: str
-    layers: tuple[int, ...]
-    components: tuple[tuple[Component, ...], ...]
-    """One tuple per layer."""
-    per_sequence: bool = False
+    @property
+    def padding_share(self) -> tuple[float, ...]:
+        """Of a slab, the part that each group cannot use."""
+        return tuple(padding / self.slab_bytes for padding in self.padding_bytes_per_slab)
 
 
-def served_groups(layers: Sequence[LayerState]) -> tuple[StateGroup, ...]:
-    """The groups in which octavo serves these layers today.
-
-    Window layers join the growing ones: they attend within their window but keep their full
-    length. Borrowed and stateless layers own nothing. Raises `ConfigError` for the other kinds.
-    """
-    kept: list[int] = []
-    for index, state in enumerate(layers):
-        if isinstance(state, (Growing, Windowed)):
-            kept.append(index)
-        elif state.bytes_kept(1):
-            raise ConfigError(
-                "model", type(state).__name__, f"layer {index} keeps a kind of state that is not served yet"
-            )
-    if not kept:
-        return ()
-    components = tuple(_components(layers[index]) for index in kept)
-    return (StateGroup("full", tuple(kept), components),)
+BOUNDLESS = 2**40
+"""Positions of a sequence that no memory limits: windows and constant state alone."""
 
 
-def _components(state: LayerState) -> tuple[Component, ...]:
-    return state.components if isinstance(state, (Growing, Windowed, Constant)) else ()
+def make_layout(
+    groups: Sequence[StateGroup],
+    block_tokens: int,
+    block_order: BlockOrder = "heads_tokens",
+    *,
+    most_slab_bytes: int = 0,
+) -> Layout:
+    """Cut blocks of `block_tokens` positions for each group, and slabs that hold whole blocks of each.
 
-
-def make_layout(groups: Sequence[StateGroup], block_tokens: int, block_order: BlockOrder = "heads_tokens") -> Layout:
-    """Cut blocks of `block_tokens` positions for each group.
-
-    The slab is the largest block; smaller ones are packed into it whole.
+    A slab is the largest block where others waste little beside it, else a few of them, up to `most_slab_bytes`.
     Raises `ConfigError` when there is nothing to lay out or the block size is not positive.
     """
     if block_tokens < 1:
@@ -125,7 +172,7 @@ def make_layout(groups: Sequence[StateGroup], block_tokens: int, block_order: Bl
     if not groups:
         raise ConfigError("model", "no attention state", "there is nothing to keep in a KV cache")
     cut = [_cut(group, 0 if group.per_sequence else block_tokens, block_order) for group in groups]
-    slab_bytes = max(size for _, size in cut)
+    slab_bytes = slab_bytes_for([size for _, size in cut], most_slab_bytes)
     return Layout(
         groups=tuple(
             GroupLayout(
@@ -135,6 +182,8 @@ def make_layout(groups: Sequence[StateGroup], block_tokens: int, block_order: Bl
                 fields=fields,
                 block_bytes=size,
                 blocks_per_slab=slab_bytes // size,
+                window_tokens=group.window_tokens,
+                chunk_tokens=group.chunk_tokens,
             )
             for group, (fields, size) in zip(groups, cut, strict=True)
         ),

@@ -1,4 +1,10 @@
-"""Block tables of one group: row -> slots in order, as one growable 2-D array."""
+"""Block tables of one group: row -> slots in order, as one growable 2-D array.
+
+    positions   | block 0 | block 1 | block 2 | block 3 |
+    held                            ^ firsts[row]       ^ counts[row]
+
+Entry i is the block of positions i * block_tokens and on, whatever was given up before it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +14,19 @@ from octavo.memory.values import Int32, Int64
 
 
 class BlockTables:
-    """`slots[row, :counts[row]]` are the row's blocks; what lies beyond is meaningless."""
+    """`slots[row, firsts[row]:counts[row]]` are the row's blocks; what lies outside is meaningless."""
 
     def __init__(self, rows: int) -> None:
         self.slots = np.zeros((rows, 16), dtype=np.int32)
         self.counts = np.zeros(rows, dtype=np.int64)
+        """Where the next block goes: blocks ever held."""
+        self.firsts = np.zeros(rows, dtype=np.int64)
+        """Blocks given up at the front."""
+
+    @property
+    def held(self) -> Int64:
+        """Blocks of each row."""
+        return self.counts - self.firsts
 
     def append_one_each(self, rows: Int32 | Int64, slots: Int32) -> Int32:
         """One block for each of `rows` (no repeats); returns the table indices written."""
@@ -30,13 +44,30 @@ class BlockTables:
         self.counts[row] = end
         return np.arange(start, end, dtype=np.int32)
 
+    def adopt(self, row: int, first: int, slots: Int32) -> Int32:
+        """Put blocks `first` and on into an empty row; returns the table indices written."""
+        self.firsts[row] = self.counts[row] = first
+        return self.append(row, slots)
+
+    def give_up(self, rows: Int64, firsts: Int64) -> tuple[Int64, Int32]:
+        """Cut the front of each of `rows` (no repeats) up to block `firsts`; (row, slot) of each block cut."""
+        before = self.firsts[rows]
+        cut = np.minimum(firsts, self.counts[rows]) - before
+        self.firsts[rows] = before + cut
+        if (cut == 1).all():
+            return rows, self.slots[rows, before]
+        repeated = np.repeat(rows, cut)
+        inside = np.arange(len(repeated)) - np.repeat(np.cumsum(cut) - cut, cut)
+        return repeated, self.slots[repeated, np.repeat(before, cut) + inside]
+
     def row(self, row: int) -> Int32:
-        return self.slots[row, : self.counts[row]]
+        """The blocks that the row holds."""
+        return self.slots[row, self.firsts[row] : self.counts[row]]
 
     def clear(self, row: int) -> Int32:
         """Empty the row's table; returns a copy of what it held."""
         slots = self.row(row).copy()
-        self.counts[row] = 0
+        self.counts[row] = self.firsts[row] = 0
         return slots
 
     def _widen(self, width: int) -> None:

@@ -33,6 +33,15 @@ class Reservation:
 NOTHING_NEW = Reservation()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockCopies:
+    """Whole blocks of one group to be copied on the device: `sources[i]` to `targets[i]`."""
+
+    group: int
+    sources: Int32
+    targets: Int32
+
+
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """Room was not found and nothing changed. All figures are slabs (blocks, for a one-group model).
@@ -62,11 +71,12 @@ class Shortfall:
 class Suspended:
     """A sequence's state taken out of its tables, whole: partial last block and all.
 
-    `slots[group]` names (tier, slot) for each block in order. It stays allocated until it is
-    resumed or dropped.
+    `slots[group]` names (tier, slot) for each block in order, from block `firsts[group]` on. It stays
+    allocated until it is resumed or dropped.
     """
 
     ticket: int
     tokens: int
     touched: int
+    firsts: tuple[int, ...]
     slots: tuple[tuple[tuple[str, int], ...], ...]

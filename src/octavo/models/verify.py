@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from octavo.errors import ModelError, OctavoError
 from octavo.geometry.dtypes import FP32
-from octavo.memory.layout import Layout, make_layout, served_groups
+from octavo.memory.groups import served_groups
+from octavo.memory.layout import Layout, make_layout
 from octavo.memory.values import Int32, Int64
 from octavo.models.observe import observed_layers
 from octavo.models.rope import fix_rope

@@ -21,12 +21,12 @@ class AdmissionView:
     free: int
     promised: int
     """Still to be reserved so that running sequences can compute the tokens they already have."""
-    committed: int
-    """Declared maxima of all running sequences, and what drains."""
+    promised_max: int
+    """Still to be reserved so that they can reach their declared maxima."""
     need: int
-    """To compute the tokens that the candidate has."""
+    """Beyond `promised`, for the candidate to compute the tokens it has."""
     need_max: int
-    """The candidate's declared maximum."""
+    """Beyond `promised_max`, for the candidate's declared maximum."""
     running: int
     resuming: bool
     """The candidate was preempted before."""
@@ -57,10 +57,13 @@ class MaxUtilization:
 
 
 class GuaranteedNoEvict:
+    """Exact with groups of several block sizes too: reserving, sliding and ending never raise what is still promised
+    above what is free."""
+
     name = "guaranteed_no_evict"
 
     def admits(self, view: AdmissionView) -> bool:
-        return view.committed + view.need_max <= view.total
+        return view.promised_max + view.need_max <= view.free
 
 
 ADMISSIONS: dict[str, type[AdmissionPolicy]] = {

@@ -7,12 +7,13 @@ behind; then the line waits for it. Nobody passes a sequence that was preempted.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo.errors import PolicyError
-from octavo.memory.values import NOTHING_NEW, Int64, Shortfall
+from octavo.memory.values import NOTHING_NEW, Shortfall
 from octavo.policy.admission import AdmissionView
 from octavo.scheduling.draft import Draft
 from octavo.scheduling.events import Resource
@@ -35,8 +36,7 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
     if closed is not None:
         draft.bound_by = draft.bound_by or closed
         return
-    promised = promised_slabs(scheduler)
-    committed = committed_slabs(scheduler)
+    promised = _promised(scheduler)
     first_blocked: Sequence | None = None
     looked = 0
     for sequence in scheduler.waiting:
@@ -45,15 +45,14 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
             draft.bound_by = draft.bound_by or closed
             return
         looked += first_blocked is not None
-        costs = _try_to_seat(scheduler, draft, sequence, promised, committed)
-        if costs is None:
+        seated = _try_to_seat(scheduler, draft, sequence, promised)
+        if seated is None:
             draft.bound_by = "kv_blocks"
             first_blocked = first_blocked or sequence
             if sequence.preemptions or first_blocked.passed >= MAX_PASSED or looked >= LOOKAHEAD:
                 return
             continue
-        promised += costs[0]
-        committed += costs[1]
+        promised = promised.plus(seated)
         if first_blocked is not None:
             first_blocked.passed += 1
             if first_blocked.passed >= MAX_PASSED:
@@ -69,34 +68,38 @@ def _closed(scheduler: Scheduler, draft: Draft) -> Resource | None:
     return None
 
 
-def _try_to_seat(
-    scheduler: Scheduler, draft: Draft, sequence: Sequence, promised: int, committed: int
-) -> tuple[int, int] | None:
-    """Seat it, or None. Returns what it still has to reserve for its tokens, and its declared maximum."""
-    layout, pool, allocation = scheduler.cache.layout, scheduler.cache.pool, scheduler.policies.allocation
+@dataclass(frozen=True, slots=True)
+class _Promised:
+    """Blocks of each group still to be reserved: for tokens that sequences have, and for their declared maxima."""
+
+    known: list[int]
+    most: list[int]
+
+    def plus(self, other: _Promised) -> _Promised:
+        return _Promised(_sums(self.known, other.known), _sums(self.most, other.most))
+
+
+def _try_to_seat(scheduler: Scheduler, draft: Draft, sequence: Sequence, promised: _Promised) -> _Promised | None:
+    """Seat it and say what it still has to reserve, or None."""
+    cache, limits = scheduler.cache, scheduler.limits
+    allocation = scheduler.policies.allocation
     known = sequence.known_tokens
-    chunk = min(known, draft.budget)
-    extent = extent_of(sequence.request, sequence.limit, chunk, scheduler.limits.max_model_len)
+    step = cache.largest_step(sequence.limit - 1, limits.max_num_batched_tokens)
+    chunk = min(known, step, draft.budget)
+    extent = extent_of(sequence.request, sequence.limit, chunk, limits.max_model_len)
     reserve = allocation.reserve_tokens(extent)
     if reserve < extent.upto:
         raise PolicyError(f"allocation {allocation.name!r} gave room for {reserve} of {extent.upto} positions")
-    need, need_max = layout.slabs_for(max(known, reserve)), layout.slabs_for(max(sequence.limit - 1, reserve))
-    view = AdmissionView(
-        total=pool.slabs,
-        free=pool.free.count,
-        promised=promised,
-        committed=committed,
-        need=need,
-        need_max=need_max,
-        running=len(scheduler.running),
-        resuming=sequence.preemptions > 0,
+    needs = _Promised(
+        cache.blocks_charged(max(known, reserve), step), cache.blocks_charged(max(sequence.limit - 1, reserve), step)
     )
+    view = _view(scheduler, promised, needs, resuming=sequence.preemptions > 0)
     if not scheduler.policies.admission.admits(view):
         if not view.running and not scheduler.in_flight:
             raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
         return None
-    row = scheduler.running.seat(sequence)
-    got = scheduler.cache.reserve(row, reserve) if reserve else NOTHING_NEW
+    row = scheduler.running.seat(sequence, step)
+    got = cache.reserve(row, reserve) if reserve else NOTHING_NEW
     if isinstance(got, Shortfall):
         scheduler.running.unseat([row])
         scheduler.back_to_line(sequence)
@@ -106,33 +109,38 @@ def _try_to_seat(
     draft.entered_counts.append(chunk)
     draft.budget -= chunk
     scheduler.welcome(sequence, draft)
-    return need - layout.slabs_for(reserve), need_max
+    held = cache.layout.blocks_for(reserve) if reserve else [0] * len(cache.tables)
+    return _Promised(_beyond(needs.known, held), _beyond(needs.most, held))
 
 
-def promised_slabs(scheduler: Scheduler) -> int:
-    """Slabs that running sequences still have to reserve for the tokens they already have."""
-    running = scheduler.running
-    rows = running.order
-    return _beyond(scheduler, rows, running.known[rows] + running.pending[rows])
+def _view(scheduler: Scheduler, promised: _Promised, needs: _Promised, *, resuming: bool) -> AdmissionView:
+    pool = scheduler.cache.pool
+    known, most = pool.slabs_needed(promised.known), pool.slabs_needed(promised.most)
+    return AdmissionView(
+        total=pool.slabs,
+        free=pool.free.count,
+        promised=known,
+        promised_max=most,
+        need=pool.slabs_needed(_sums(promised.known, needs.known)) - known,
+        need_max=pool.slabs_needed(_sums(promised.most, needs.most)) - most,
+        running=len(scheduler.running),
+        resuming=resuming,
+    )
 
 
-def committed_slabs(scheduler: Scheduler) -> int:
-    """Slabs of the declared maxima of all running sequences, and of what drains."""
+def _promised(scheduler: Scheduler) -> _Promised:
+    """What running sequences still have to reserve."""
     running, cache = scheduler.running, scheduler.cache
     rows = running.order
+    known = running.known[rows] + running.pending[rows]
+    step = np.minimum(running.step[rows], np.maximum(1, known - running.computed[rows]))
     most = np.where(running.done[rows], 0, running.limit[rows] - 1)
-    total = _beyond(scheduler, rows, most)
-    for group, table in zip(cache.layout.groups, cache.tables, strict=True):
-        total += int((-(-table.counts[rows] // group.blocks_per_slab)).sum())
-    draining = sum(-(-n // g.blocks_per_slab) for n, g in zip(cache.pool.draining, cache.layout.groups, strict=True))
-    return total + draining
+    return _Promised(cache.blocks_to_come(rows, known, step), cache.blocks_to_come(rows, most, step))
 
 
-def _beyond(scheduler: Scheduler, rows: np.ndarray, tokens: Int64) -> int:
-    """Slabs to be added so that each row has room for `tokens` positions."""
-    total = 0
-    for group, table in zip(scheduler.cache.layout.groups, scheduler.cache.tables, strict=True):
-        blocks = -(-tokens // group.block_tokens) if group.block_tokens else np.ones_like(tokens)
-        missing = np.maximum(0, blocks - table.counts[rows])
-        total += int((-(-missing // group.blocks_per_slab)).sum())
-    return total
+def _sums(left: list[int], right: list[int]) -> list[int]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _beyond(needed: list[int], held: list[int]) -> list[int]:
+    return [max(0, a - b) for a, b in zip(needed, held, strict=True)]

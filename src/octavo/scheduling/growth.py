@@ -26,7 +26,10 @@ def grow(scheduler: Scheduler, draft: Draft) -> None:
     if not len(going):
         return
     rows = draft.rows[going]
-    upto = scheduler.running.computed[rows] + draft.given[going]
+    computed = scheduler.running.computed[rows]
+    if scheduler.cache.gives_up:
+        scheduler.cache.slide(rows, computed)
+    upto = computed + draft.given[going]
     got = scheduler.cache.reserve_many(rows, upto)
     if isinstance(got, Shortfall):
         draft.bound_by = "kv_blocks"
@@ -88,7 +91,7 @@ def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
             sequence_id=running.sequence(row).sequence_id,
             priority=running.sequence(row).request.priority,
             arrival=running.sequence(row).sequence_id,
-            blocks=sum(int(table.counts[row]) for table in scheduler.cache.tables),
+            blocks=sum(int(table.held[row]) for table in scheduler.cache.tables),
             computed_tokens=int(running.computed[row]),
         )
         for row in rows

@@ -71,7 +71,7 @@ def checked_limit(request: Request, limits: Limits, cache: KVCache, allocation: 
     if asked == 0:
         return prompt
     positions = allocation.reserve_tokens(extent_of(request, limit, limit - 1, limits.max_model_len))
-    if cache.layout.slabs_for(positions) > cache.pool.slabs:
+    if _slabs_at_least(cache, positions) > cache.pool.slabs:
         field = "max_tokens" if prompt <= pool else "prompt"
         raise _never_fits(field, cache, positions, f"prompt {prompt} + {limit - prompt} output tokens")
     if allocation.contiguous:
@@ -105,7 +105,7 @@ def _too_long(field: str, request: Request, total: int, limits: Limits, cache: K
 
 
 def _never_fits(field: str, cache: KVCache, positions: int, what: str) -> CapacityError:
-    need, have = cache.layout.slabs_for(positions), cache.pool.slabs
+    need, have = _slabs_at_least(cache, positions), cache.pool.slabs
     tokens, pool = cache.layout.groups[0].block_tokens, cache.max_tokens_per_sequence()
     return CapacityError(
         field,
@@ -113,3 +113,9 @@ def _never_fits(field: str, cache: KVCache, positions: int, what: str) -> Capaci
         f"needs {need} blocks of {tokens} tokens, the whole pool has {have} ({pool} tokens): it can never fit; "
         "shorten the prompt, ask for fewer tokens, or start with a larger KV cache",
     )
+
+
+def _slabs_at_least(cache: KVCache, positions: int) -> int:
+    """Slabs with which one sequence can just reach `positions`: one position at a time."""
+    counts = cache.blocks_charged(positions, 1)
+    return sum(-(-n // g.blocks_per_slab) for n, g in zip(counts, cache.layout.groups, strict=True))

@@ -2,7 +2,9 @@
 
 A plan is columnar: one entry per scheduled sequence ("chunk"), in the order in which the rows
 are packed. Only what changed is in it: an executor keeps its own block tables and sampling state
-per row and applies `admissions`, then `new_blocks`, then runs the chunks.
+per row and applies `admissions`, then `new_blocks`, then `copies_before`, runs the chunks, and then `copies_after`.
+A block of a window or chunk group that no query of the plan can read may have left its sequence: its table entry
+is never read again.
 
 A row is a seat of the running set. A row named in `admissions` starts anew: whatever the
 executor kept for it belongs to a sequence that has left.
@@ -16,12 +18,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from octavo.memory.values import Int32, Int64, NewBlocks
+from octavo.memory.values import BlockCopies, Int32, Int64, NewBlocks
 from octavo.scheduling.request import Request
 
 Bool = npt.NDArray[np.bool_]
 
-__all__ = ["NO_TOKEN", "PENDING", "Admission", "Executor", "NewBlocks", "StepPlan", "StepResult", "TokenLogprobs"]
+__all__ = [
+    "NO_TOKEN",
+    "PENDING",
+    "Admission",
+    "BlockCopies",
+    "Executor",
+    "NewBlocks",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+]
 
 PENDING = -1
 """In `StepPlan.token_ids`: the token that this row sampled last, which only the executor knows yet."""
@@ -58,6 +70,10 @@ class StepPlan:
     token_ids: Int32
     admissions: tuple[Admission, ...] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
+    copies_before: tuple[BlockCopies, ...] = ()
+    """Blocks copied before anything is computed, once `new_blocks` are in place: a state to go on from."""
+    copies_after: tuple[BlockCopies, ...] = ()
+    """Blocks copied once the step is computed: a state as it stands at the end of a chunk, to be kept."""
 
     @property
     def chunks(self) -> int:
@@ -79,6 +95,8 @@ class StepPlan:
             "token_ids": self.token_ids.tolist(),
             "admissions": [(a.row, a.sequence_id, a.request.request_id, a.outputs.tolist()) for a in self.admissions],
             "new_blocks": [(b.group, b.rows.tolist(), b.indices.tolist(), b.slots.tolist()) for b in self.new_blocks],
+            "copies_before": [(c.group, c.sources.tolist(), c.targets.tolist()) for c in self.copies_before],
+            "copies_after": [(c.group, c.sources.tolist(), c.targets.tolist()) for c in self.copies_after],
         }
 
 

@@ -34,6 +34,8 @@ class RunningSet:
         self.pending = np.zeros(rows, dtype=np.int64)
         self.computed = np.zeros(rows, dtype=np.int64)
         self.limit = np.zeros(rows, dtype=np.int64)
+        self.step = np.zeros(rows, dtype=np.int64)
+        """The most positions of each row in one step."""
         self.last_token = np.zeros(rows, dtype=np.int32)
         self.done = np.zeros(rows, dtype=bool)
         """Ended, but still in its seat because its batch has not (batching by request)."""
@@ -64,9 +66,11 @@ class RunningSet:
         known = self.known[rows] + self.pending[rows]
         wanted = known - self.computed[rows]
         wanted[(known >= self.limit[rows]) | self.done[rows]] = 0
-        return wanted
+        most: Int64 = np.minimum(wanted, self.step[rows])
+        return most
 
-    def seat(self, sequence: Sequence) -> int:
+    def seat(self, sequence: Sequence, step: int) -> int:
+        """Give it a row, in which it computes at most `step` positions at once; returns the row."""
         row = self._free_rows.pop()
         feed = sequence.tokens()
         outputs = sequence.outputs
@@ -76,6 +80,7 @@ class RunningSet:
         self.known[row] = self.feed_tokens[row] = len(feed)
         self.pending[row] = self.computed[row] = 0
         self.limit[row] = sequence.limit
+        self.step[row] = step
         self.last_token[row] = feed[-1]
         self.done[row] = False
         self.feed[row] = feed

@@ -257,7 +257,7 @@ class Scheduler:
         """The sequences in these rows have ended. In a whole batch their seats wait for the others."""
         for row in rows:
             sequence = self.running.sequence(row)
-            held = [int(table.counts[row]) for table in self.cache.tables]
+            held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
             self._note_peak(sequence, held)
             outputs = int(self.running.known[row] - self.running.prompt[row])
             self.running.done[row] = True
@@ -273,7 +273,7 @@ class Scheduler:
         """Empty the seats and release their blocks; returns how many."""
         blocks = 0
         for row in rows:
-            held = [int(table.counts[row]) for table in self.cache.tables]
+            held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
             self._note_peak(self.running.sequence(row), held)
             blocks += self.cache.release(row)
         self.running.unseat(rows)

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from octavo.errors import InvariantViolation
 from octavo.geometry.dtypes import BF16
 from octavo.geometry.state import Component
-from octavo.memory.layout import Layout, StateGroup, make_layout
+from octavo.memory.groups import StateGroup
+from octavo.memory.layout import Layout, make_layout
 from octavo.memory.values import Int32
 from octavo.scheduling.events import FinishReason
 from octavo.scheduling.plan import NO_TOKEN, PENDING, StepPlan, StepResult
