@@ -25,6 +25,8 @@ ROWS = 12
 def attention_by_hand(q, keys, values, position, rule):
     """One query [heads, dim] over one sequence's keys and values [tokens, kv_heads, dim]."""
     low = 0 if rule.window is None else max(0, position - rule.window + 1)
+    if rule.chunk_tokens is not None:
+        low = max(low, position - position % rule.chunk_tokens)
     out = []
     for head in range(HEADS):
         k = keys[low : position + 1, head // (HEADS // KV_HEADS)].double()
@@ -55,6 +57,12 @@ class World:
         self.blocks = [0] * ROWS
         self.keys = [torch.zeros(0, KV_HEADS, DIM) for _ in range(ROWS)]
         self.values = [torch.zeros(0, KV_HEADS, V_DIM) for _ in range(ROWS)]
+
+    def give_up(self, row, rule):
+        """Blocks that no query from here on can read go to somebody else, who fills them with NaN."""
+        first = int(rule.first_read(np.asarray([len(self.keys[row])]))[0]) // BLOCK
+        for unit in self.tensors._tables[0].units[row, :first]:
+            self.pages.k[unit] = self.pages.v[unit] = float("nan")
 
     def step(self, chunks, rule):
         """Worst absolute error of a step of (row, tokens) chunks."""
@@ -105,6 +113,10 @@ RULES = {
     "window of one": AttentionRule(0.3, window=1),
     "softcap": AttentionRule(0.5, softcap=1.5),
     "sinks": AttentionRule(0.5, sinks=SINKS),
+    "chunks": AttentionRule(0.3, chunk_tokens=6),
+    "chunks of one": AttentionRule(0.3, chunk_tokens=1),
+    "chunks of a block, sinks": AttentionRule(0.3, chunk_tokens=BLOCK, sinks=SINKS),
+    "a window within chunks": AttentionRule(0.3, window=5, chunk_tokens=8),
     "all together": AttentionRule(0.7, window=6, softcap=2.0, sinks=SINKS),
 }
 
@@ -125,9 +137,21 @@ def test_a_chunk_of_many_queries_is_cut_without_a_trace(monkeypatch):
     monkeypatch.setattr("octavo.kernels.reference.QUERY_ROWS", 5)
     monkeypatch.setattr("octavo.kernels.reference.MEMO_ELEMENTS", 30)
     world = World()
-    for rule in (RULES["plain"], RULES["window"]):
+    for rule in (RULES["plain"], RULES["window"], RULES["chunks"]):
         assert world.step([(0, 3), (1, 1)], rule) < 1e-5
         assert world.step([(0, 23), (1, 12)], rule) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if RULES[name].window or RULES[name].chunk_tokens])
+@pytest.mark.parametrize("tile_bytes", [1, 3 << 20])
+def test_blocks_that_cannot_be_read_any_more_are_never_gathered(name, tile_bytes):
+    world = World(tile_bytes=tile_bytes)
+    rule = RULES[name]
+    for _ in range(8):
+        chunks = [(row, int(world.random.choice([1, 1, 2, 9]))) for row in range(6)]
+        for row, _ in chunks:
+            world.give_up(row, rule)
+        assert world.step(chunks, rule) < 1e-5
 
 
 def test_pages_of_a_narrower_type_are_read_as_they_were_stored():

@@ -69,15 +69,29 @@ class AttentionStep:
 class AttentionRule:
     """How scores become weights in one layer.
 
-    A query at position p reads positions max(0, p - window + 1) .. p. Scores are scaled, then
-    capped (`softcap * tanh(score / softcap)`); `sinks` [heads] adds one logit per head that takes
-    weight and gives no value.
+    A query at position p reads positions max(0, p - window + 1) .. p, and with `chunk_tokens` none
+    before the chunk that p is in: from p - p % chunk_tokens on. Scores are scaled, then capped
+    (`softcap * tanh(score / softcap)`); `sinks` [heads] adds one logit per head that takes weight
+    and gives no value.
+
+    Blocks that hold only positions before the first that is read may belong to another sequence
+    by now: a kernel never gathers them.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    chunk_tokens: int | None = None
+
+    def first_read(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The first position that a query at each of `positions` reads."""
+        first = np.zeros_like(positions)
+        if self.window is not None:
+            np.maximum(first, positions - self.window + 1, out=first)
+        if self.chunk_tokens is not None:
+            np.maximum(first, positions - positions % self.chunk_tokens, out=first)
+        return first
 
 
 class AttentionBackend(Protocol):

@@ -2,8 +2,8 @@
 
 Owns the arithmetic of paged attention and how a ragged batch is cut into dense pieces. Decodes go
 in tiles of similar context length, small enough that the gathered keys and values stay in cache;
-longer chunks go one by one. Masks and index tensors are made once per step and window, not once
-per layer. Keys and values are never repeated over the query heads that share them.
+longer chunks go one by one. Masks and index tensors are made once per step and kind of layer, not
+once per layer. Keys and values are never repeated over the query heads that share them.
 
 Invariant: a masked position gets weight exactly zero, and its value is finite because the arena
 never shows a sequence what a former owner of a block left behind.
@@ -71,7 +71,7 @@ class ReferenceAttention:
         step: AttentionStep,
         rule: AttentionRule,
     ) -> torch.Tensor:
-        pieces = self._pieces(step, pages, rule.window, q)
+        pieces = self._pieces(step, pages, rule, q)
         if len(pieces) == 1:
             return self._attend_piece(q, new, pages, pieces[0], rule)
         out = q.new_empty(q.shape[0], q.shape[1], pages.v.shape[-1])
@@ -119,15 +119,15 @@ class ReferenceAttention:
             self._scratch[role, like.dtype] = held
         return held[:needed].view(shape)
 
-    def _pieces(self, step: AttentionStep, pages: Pages, window: int | None, q: torch.Tensor) -> list[_Piece]:
+    def _pieces(self, step: AttentionStep, pages: Pages, rule: AttentionRule, q: torch.Tensor) -> list[_Piece]:
         tile_blocks = max(1, self._tile_bytes // (pages.token_bytes * step.block_tokens))
-        key = (window, tile_blocks, q.dtype)
+        key = (rule.window, rule.chunk_tokens, tile_blocks, q.dtype)
         pieces: list[_Piece] | None = step.memo.get(key)
         if pieces is None:
-            pieces = list(_decode_pieces(step, window, tile_blocks, q))
+            pieces = list(_decode_pieces(step, rule, tile_blocks, q))
             keep = True
             for chunk in range(step.decodes, step.chunks):
-                for piece in _chunk_pieces(step, chunk, window, q):
+                for piece in _chunk_pieces(step, chunk, rule, q):
                     pieces.append(piece)
                     keep = keep and (piece.mask is None or piece.mask.numel() <= MEMO_ELEMENTS)
             if keep:
@@ -135,10 +135,10 @@ class ReferenceAttention:
         return pieces
 
 
-def _decode_pieces(step: AttentionStep, window: int | None, tile_blocks: int, q: torch.Tensor) -> Iterator[_Piece]:
+def _decode_pieces(step: AttentionStep, rule: AttentionRule, tile_blocks: int, q: torch.Tensor) -> Iterator[_Piece]:
     """Tiles of decodes. Contexts fall, so the first of a tile has the most blocks."""
     contexts = step.contexts[: step.decodes]
-    lowest = np.zeros_like(contexts) if window is None else np.maximum(0, contexts - window)
+    lowest = rule.first_read(contexts - 1)
     first_block = lowest // step.block_tokens
     blocks = -(-contexts // step.block_tokens) - first_block
     first = 0
@@ -171,21 +171,21 @@ def _tile(step: AttentionStep, part: slice, lowest: np.ndarray, most: int, q: to
     return _Piece(part.start, part.stop, count, most, 0, most * bt, index, mask)
 
 
-def _chunk_pieces(step: AttentionStep, chunk: int, window: int | None, q: torch.Tensor) -> Iterator[_Piece]:
+def _chunk_pieces(step: AttentionStep, chunk: int, rule: AttentionRule, q: torch.Tensor) -> Iterator[_Piece]:
     """One chunk of several positions, `QUERY_ROWS` queries at a time unless it is plainly causal."""
     bt = step.block_tokens
     offset, start, context = int(step.offsets[chunk]), int(step.starts[chunk]), int(step.contexts[chunk])
-    if start == 0 and (window is None or context <= window):
+    positions = np.arange(start, context)
+    firsts = rule.first_read(positions)
+    if not firsts[-1] and start == 0:
         yield _Piece(offset, offset + context, 1, 0, 0, context, None, None, causal=True)
         return
     for low in range(start, context, QUERY_ROWS):
         high = min(context, low + QUERY_ROWS)
-        lowest = 0 if window is None else max(0, low - window + 1)
-        queries = np.arange(low, high)[:, None]
+        part = slice(low - start, high - start)
+        lowest = int(firsts[part][0])
         keys = np.arange(lowest, high)
-        visible = keys <= queries
-        if window is not None:
-            visible &= keys > queries - window
+        visible = (keys <= positions[part, None]) & (keys >= firsts[part, None])
         first, last = offset + low - start, offset + high - start
         mask = _additive(visible, q)
         first_block, end_block = lowest // bt, -(-high // bt)
