@@ -94,7 +94,8 @@ def test_each_invariant_notices_its_own_breach(name: str) -> None:
     def drained_for_ever() -> None:
         columns.refs[4] = 0
         cache.tables[0].counts[1] = 1
-        cache.pool.drain(0, rows(4), last_plan=-1)
+        cache.pool.slots[0].last_plan[4] = -1
+        cache.pool.drain(0, rows(4))
 
     breaches = {
         "free-plus-allocated": lambda: cache.pool.free.take(1),

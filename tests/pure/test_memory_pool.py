@@ -208,7 +208,8 @@ def test_a_shortfall_that_draining_blocks_will_cover_says_so() -> None:
     pool = BlockPool(toy_layout(), 5)
     taken(pool, 5)
     pool.slots[0].refs[[0, 3]] = 0
-    pool.drain(0, slots(0, 3), last_plan=7)
+    pool.slots[0].last_plan[slots(0, 3)] = 7
+    pool.drain(0, slots(0, 3))
     assert short(pool, 2) == Shortfall(needed=2, free=0, draining=2)
     assert short(pool, 2).waits_for_draining
     assert not short(pool, 3).waits_for_draining
@@ -220,13 +221,15 @@ def test_draining_blocks_count_as_slabs_only_where_a_whole_slab_will_be_free() -
     pool = BlockPool(toy_layout((6, 2)), 2)
     taken(pool, 0, 6)
     pool.slots[1].refs[[0, 1, 3]] = 0
-    pool.drain(1, slots(0, 1, 3), last_plan=0)
+    pool.slots[1].last_plan[slots(0, 1, 3)] = 0
+    pool.drain(1, slots(0, 1, 3))
     assert short(pool, 1, 0) == Shortfall(needed=1, free=0, draining=0)
     # For the group itself each draining block helps: of five, three are on their way back.
     got = short(pool, 0, 5)
     assert (got.needed, got.draining) == (2, 1)
     pool.slots[1].refs[2] = 0
-    pool.drain(1, slots(2), last_plan=0)
+    pool.slots[1].last_plan[slots(2)] = 0
+    pool.drain(1, slots(2))
     assert short(pool, 1, 0) == Shortfall(needed=1, free=0, draining=1)
 
 

@@ -7,26 +7,42 @@ to do about a shortfall is the scheduler.
     reserve ----> FILLING ----commit----> READY
                      |                      |
                      +---release, slide-----+----> EMPTY, or DRAINING until `settle(plan)` when a
-                                                   plan that touches the row is still in flight
+                                                   plan that touches the row is still in flight;
+                                                   a block that can be found again (`sharing`) stays READY
 
-Invariant (checked by `memory.check`): references of a slot = its occurrences in tables and
-suspensions; 0 <= committed tokens <= room in the row's blocks.
+Invariant (checked by `memory.check`): references of a slot = its occurrences in tables, suspensions, pins
+and doubles; 0 <= committed tokens <= room in the row's blocks.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from octavo.errors import InvariantViolation
+from octavo.errors import ConfigError, InvariantViolation
+from octavo.memory.keys import KeySpace
 from octavo.memory.layout import Layout
 from octavo.memory.pool import BlockPool
+from octavo.memory.sharing import Sharing
 from octavo.memory.slots import SlotState
 from octavo.memory.tables import BlockTables
 from octavo.memory.values import DEVICE, NOTHING_NEW, Int32, Int64, NewBlocks, Reservation, Shortfall, Suspended
+from octavo.policy.eviction import Eviction, LeastRecentlyUsed
 
 
 class KVCache:
-    def __init__(self, layout: Layout, slabs: int, rows: int, *, contiguous: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        slabs: int,
+        rows: int,
+        *,
+        contiguous: bool = False,
+        keys: KeySpace | None = None,
+        eviction: Eviction | None = None,
+    ) -> None:
+        """`keys` switches reuse on: without them no block ever serves a second sequence."""
+        if keys is not None and contiguous:
+            raise ConfigError("reuse", "prefix", "blocks in contiguous runs cannot be shared; use paged allocation")
         self.layout = layout
         self.pool = BlockPool(layout, slabs, contiguous=contiguous)
         self.rows = rows
@@ -42,6 +58,9 @@ class KVCache:
         self._draining: dict[int, list[tuple[int, Int32]]] = {}
         self._block_tokens = tuple(g.block_tokens for g in layout.groups)
         # A contiguous run is given up whole, as in the engines that it stands for.
+        self.sharing = None if keys is None else Sharing(self.pool, rows, keys, eviction or LeastRecentlyUsed())
+        self.pins: dict[int, list[tuple[int, Int32]]] = {}
+        """(group, slots) that a plan in flight copies from, by plan: referenced until it completes."""
         self._sliding = () if contiguous else tuple(i for i, g in enumerate(layout.groups) if g.slides)
 
     # -- room ---------------------------------------------------------------------------------
@@ -122,7 +141,7 @@ class KVCache:
             return NOTHING_NEW
         if self.pool.contiguous:
             self._require_new_runs(np.array([row], dtype=np.int32))
-        taken = self.pool.take(counts)
+        taken = self._take(counts)
         if isinstance(taken, Shortfall):
             return taken
         return Reservation(
@@ -148,7 +167,7 @@ class KVCache:
             np.maximum(1, -(-upto[need] // tokens) - table.counts[rows[need]]) if tokens else np.ones_like(need)
             for need, table, tokens in zip(needs, self.tables, self._block_tokens, strict=True)
         ]
-        taken = self.pool.take([int(m.sum()) for m in missing])
+        taken = self._take([int(m.sum()) for m in missing])
         if isinstance(taken, Shortfall):
             return taken
         return Reservation(
@@ -158,6 +177,14 @@ class KVCache:
                 if len(slots)
             )
         )
+
+    def _take(self, counts: list[int]) -> tuple[Int32, ...] | Shortfall:
+        short = self.pool.shortfall(counts)
+        if short is not None:
+            return short
+        if self.sharing is not None:
+            self.sharing.evict_for(counts)
+        return self.pool.take(counts)
 
     def _append(self, group: int, rows: Int32, missing: Int64, slots: Int32) -> NewBlocks:
         table = self.tables[group]
@@ -205,6 +232,8 @@ class KVCache:
     def release(self, row: int) -> int:
         """The row's sequence has left: its blocks lose a reference. Returns how many blocks that was."""
         touched, released = int(self.touched[row]), 0
+        if self.sharing is not None:
+            self._let_go(self.sharing.end(row), touched)
         for group, table in enumerate(self.tables):
             slots = table.clear(row)
             self._unreference(group, slots, touched)
@@ -223,6 +252,8 @@ class KVCache:
             slots=tuple(tuple((DEVICE, slot) for slot in table.clear(row).tolist()) for table in self.tables),
         )
         self.suspensions[value.ticket] = value
+        if self.sharing is not None:
+            self.sharing.park(row, value.ticket)
         self._reset(row)
         return value
 
@@ -231,6 +262,8 @@ class KVCache:
         if any(table.counts[row] for table in self.tables):
             raise InvariantViolation("suspensions", f"row {row} holds blocks; only an empty row can resume")
         self._forget(value)
+        if self.sharing is not None:
+            self.sharing.unpark(row, value.ticket)
         self.committed[row] = value.tokens
         self.touched[row] = value.touched
         new = []
@@ -244,15 +277,23 @@ class KVCache:
     def drop(self, value: Suspended) -> None:
         """Give up a suspended state."""
         self._forget(value)
+        if self.sharing is not None:
+            self._let_go(self.sharing.drop(value.ticket), value.touched)
         for group, entries in enumerate(value.slots):
             self._unreference(group, np.array([slot for _, slot in entries], dtype=np.int32), value.touched)
 
     def settle(self, plan: int) -> None:
-        """All plans up to `plan` have completed: what they kept DRAINING is EMPTY."""
+        """All plans up to `plan` have completed: what they kept DRAINING is EMPTY, or cached where it can be found."""
         self.settled = max(self.settled, plan)
+        for number in sorted(number for number in self.pins if number <= self.settled):
+            for group, slots in self.pins.pop(number):
+                self._unreference(group, slots, number)
         for number in sorted(number for number in self._draining if number <= self.settled):
             for group, slots in self._draining.pop(number):
-                self.pool.give(group, slots)
+                columns = self.pool.slots[group]
+                # A slot may have been taken up again since, and may even drain anew for a later plan.
+                due = slots[(columns.state[slots] == SlotState.DRAINING) & (columns.last_plan[slots] <= self.settled)]
+                self._retire(group, due)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -278,10 +319,30 @@ class KVCache:
         gone = slots[refs[slots] == 0]
         if len(gone) > 1:
             gone = gone[np.sort(np.unique(gone, return_index=True)[1])]
-        if not len(gone):
-            return
-        if touched > self.settled:
-            self.pool.drain(group, gone, touched)
-            self._draining.setdefault(touched, []).append((group, gone))
-        else:
-            self.pool.give(group, gone)
+        last_plan = self.pool.slots[group].last_plan
+        last_plan[slots] = np.maximum(last_plan[slots], touched)
+        busy = last_plan[gone] > self.settled
+        if busy.any():
+            waits = gone[busy]
+            self.pool.drain(group, waits)
+            for plan in np.unique(last_plan[waits]).tolist():
+                self._draining.setdefault(plan, []).append((group, waits[last_plan[waits] == plan]))
+            gone = gone[~busy]
+        self._retire(group, gone)
+
+    def _retire(self, group: int, slots: Int32) -> None:
+        """Nobody references these slots and no plan touches them: they are cached, or EMPTY."""
+        if self.sharing is not None and len(slots):
+            keyed = self.sharing.directory.keyed[group][slots]
+            kept = slots[keyed]
+            if len(kept):
+                draining = kept[self.pool.slots[group].state[kept] == SlotState.DRAINING]
+                self.pool.undrain(group, draining)
+                self.sharing.keep(group, kept)
+                slots = slots[~keyed]
+        if len(slots):
+            self.pool.give(group, slots)
+
+    def _let_go(self, doubles: list[tuple[int, int]], touched: int) -> None:
+        for group, slot in doubles:
+            self._unreference(group, np.array([slot], dtype=np.int32), touched)

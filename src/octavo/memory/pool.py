@@ -2,7 +2,8 @@
 
 Owns which slab belongs to which group and which slots of it are free. A group takes a free slot
 from its fullest slab first, then a free slab; a slab whose last slot is freed goes back to all.
-Does not know sequences: `KVCache` says who holds what.
+Does not know sequences: `KVCache` says who holds what. Slots that are kept for reuse alone are counted as
+`cached`: they can be had, but somebody has to choose which of them go.
 
 Invariant: every slab is either free, or owned by one group with at least one slot not EMPTY.
 """
@@ -34,6 +35,9 @@ class BlockPool:
         self.free: FreeSlabs = FreeRuns(slabs) if contiguous else FreeStack(slabs)
         self.draining = [0] * len(self.slots)
         """DRAINING slots, by group."""
+        self.cached = [0] * len(self.slots)
+        """READY slots that nobody references, by group."""
+        self._cached_in = np.zeros(slabs, dtype=np.int32)
         # Slabs with a free slot, by how full they are; a dict keeps its insertion order.
         self._partial: tuple[tuple[dict[int, None], ...], ...] = tuple(
             tuple({} for _ in range(n)) for n in self.blocks_per_slab
@@ -49,13 +53,47 @@ class BlockPool:
         return _slabs_beyond(counts, self._partial_free, self.blocks_per_slab)
 
     def shortfall(self, counts: Sequence[int]) -> Shortfall | None:
-        """None when `take(counts)` would succeed."""
+        """None when these blocks can be had, if need be by giving up cached ones."""
         needed = self.slabs_needed(counts)
         run = self.free.largest_run() if self.contiguous else None
         # Two groups of a contiguous pool ask for one run that holds both: sufficient, and simple.
         if needed <= (self.free.count if run is None else run):
             return None
-        return Shortfall(needed, self.free.count, draining=self._slabs_from_draining(counts, needed), largest_run=run)
+        evictable = 0
+        if any(self.cached):
+            free, partial_free = self._without_cached()
+            needed, evictable = _slabs_beyond(counts, partial_free, self.blocks_per_slab), free - self.free.count
+            if needed <= free:
+                return None
+        draining = self._slabs_from_draining(counts, needed)
+        return Shortfall(needed, self.free.count, evictable, draining=draining, largest_run=run)
+
+    def room_for(self, counts: Sequence[int]) -> tuple[int, int]:
+        """(slabs needed, slabs to be had) for `counts[g]` blocks of each group g, cached blocks given up."""
+        free, partial_free = self._without_cached() if any(self.cached) else (self.free.count, self._partial_free)
+        return _slabs_beyond(counts, partial_free, self.blocks_per_slab), free
+
+    @property
+    def available_slabs(self) -> int:
+        """Free slabs, and those that hold nothing but cached blocks."""
+        return self._without_cached()[0] if any(self.cached) else self.free.count
+
+    def _without_cached(self) -> tuple[int, list[int]]:
+        """Free slabs, and free slots in begun ones, once all cached blocks are given up."""
+        if max(self.blocks_per_slab) == 1:
+            return self.free.count + sum(self.cached), self._partial_free
+        emptied = (self._cached_in > 0) & (self._cached_in == self.used)
+        partial_free = list(self._partial_free)
+        for group, per_slab in enumerate(self.blocks_per_slab):
+            owned = self.owner == group
+            partial_free[group] += int(self._cached_in[owned & ~emptied].sum())
+            partial_free[group] -= int((per_slab - self.used[owned & emptied]).sum())
+        return self.free.count + int(np.count_nonzero(emptied)), partial_free
+
+    def count_cached(self, group: int, slots: Int32, change: int) -> None:
+        """These READY slots have lost their last reference (+1), or gained their first or are to go (-1)."""
+        self.cached[group] += change * len(slots)
+        np.add.at(self._cached_in, slots // self.blocks_per_slab[group], change)
 
     def _slabs_from_draining(self, counts: Sequence[int], needed: int) -> int:
         """By how many slabs the need shrinks or the free ones grow once all DRAINING slots are EMPTY."""
@@ -65,7 +103,7 @@ class BlockPool:
         partial_then = list(self._partial_free)
         for group, per_slab in enumerate(self.blocks_per_slab):
             draining = (self.slots[group].state == SlotState.DRAINING).reshape(-1, per_slab).sum(axis=1)
-            emptied = (draining > 0) & (draining == self.used)
+            emptied = (draining > 0) & (draining + self._cached_in == self.used)
             gained += int(np.count_nonzero(emptied))
             if not self.contiguous:
                 lost = int((per_slab - self.used[emptied]).sum())
@@ -73,7 +111,10 @@ class BlockPool:
         return gained + needed - _slabs_beyond(counts, partial_then, self.blocks_per_slab)
 
     def take(self, counts: Sequence[int]) -> tuple[Int32, ...] | Shortfall:
-        """`counts[g]` slots of each group, moved EMPTY -> FILLING with one reference; all or nothing."""
+        """`counts[g]` slots of each group, moved EMPTY -> FILLING with one reference; all or nothing.
+
+        Whoever keeps cached blocks has given up enough of them before.
+        """
         short = self.shortfall(counts)
         if short is not None:
             return short
@@ -118,11 +159,15 @@ class BlockPool:
             buckets[used + 1][slab] = None
         return slot
 
-    def drain(self, group: int, slots: Int32, last_plan: int) -> None:
-        """Unreferenced slots -> DRAINING: plans up to `last_plan` may still touch them."""
+    def drain(self, group: int, slots: Int32) -> None:
+        """Unreferenced slots -> DRAINING: plans up to each one's `last_plan` may still touch it."""
         self.slots[group].move(slots, SlotState.DRAINING)
-        self.slots[group].last_plan[slots] = last_plan
         self.draining[group] += len(slots)
+
+    def undrain(self, group: int, slots: Int32) -> None:
+        """DRAINING slots whose state is wanted after all -> READY."""
+        self.slots[group].move(slots, SlotState.READY)
+        self.draining[group] -= len(slots)
 
     def give(self, group: int, slots: Int32) -> None:
         """Unreferenced slots -> EMPTY; a slab left without a slot in use is free for every group."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.errors import PolicyError
+from octavo.errors import InvariantViolation, PolicyError
 from octavo.memory.values import NOTHING_NEW, Shortfall
 from octavo.policy.admission import AdmissionView
 from octavo.scheduling.draft import Draft
@@ -96,6 +96,8 @@ def _try_to_seat(scheduler: Scheduler, draft: Draft, sequence: Sequence, promise
     view = _view(scheduler, promised, needs, resuming=sequence.preemptions > 0)
     if not scheduler.policies.admission.admits(view):
         if not view.running and not scheduler.in_flight:
+            if view.free < view.total and not cache.suspensions:
+                raise InvariantViolation("end-releases", f"nothing runs and {view.free} of {view.total} slabs are free")
             raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
         return None
     row = scheduler.running.seat(sequence, step)
@@ -115,14 +117,15 @@ def _try_to_seat(scheduler: Scheduler, draft: Draft, sequence: Sequence, promise
 
 def _view(scheduler: Scheduler, promised: _Promised, needs: _Promised, *, resuming: bool) -> AdmissionView:
     pool = scheduler.cache.pool
-    known, most = pool.slabs_needed(promised.known), pool.slabs_needed(promised.most)
+    known, free = pool.room_for(promised.known)
+    most, _ = pool.room_for(promised.most)
     return AdmissionView(
         total=pool.slabs,
-        free=pool.free.count,
+        free=free,
         promised=known,
         promised_max=most,
-        need=pool.slabs_needed(_sums(promised.known, needs.known)) - known,
-        need_max=pool.slabs_needed(_sums(promised.most, needs.most)) - most,
+        need=pool.room_for(_sums(promised.known, needs.known))[0] - known,
+        need_max=pool.room_for(_sums(promised.most, needs.most))[0] - most,
         running=len(scheduler.running),
         resuming=resuming,
     )

@@ -1,0 +1,212 @@
+"""The prefix directory: which full blocks can be found again, by what they hold.
+
+    root(salt) -- node: tokens of block 0 -- node: block 1 -+- node: block 2
+                    slots (7, 12, -)          (2, 3, -)     +- node: another block 2
+
+A node is one block of text after the text before it; for each group it names the slot that holds its state, or
+none. State of a constant group stands at a node when it was copied exactly at the node's end. A node lives as
+long as it, or one below it, names a slot or is the last of a live sequence. Owns nodes, and which slot belongs to
+which; references are the cache's.
+
+Invariant: a slot stands at one node at most, and holds exactly the state of that node's text: a node is reached
+only by comparing tokens, whatever the hash says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.memory.keys import KeySpace, token_bytes
+from octavo.memory.layout import GroupLayout
+from octavo.memory.values import Int32
+
+NO_SLOT = -1
+_SIBLINGS = 16
+"""Siblings that are compared for a block shared in part: the latest so many of the same first token."""
+_TOKEN_BYTES = 4
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    number: int
+    """Order of creation; also its identity in events."""
+    parent: Node | None
+    key: bytes
+    said: bytes
+    """Token ids of its block as bytes; of a root, what was hashed into its key."""
+    index: int
+    """Which block of its sequence; -1 for a root."""
+    slots: list[int]
+    """By group; NO_SLOT where its state is not kept."""
+    children: dict[bytes, dict[bytes, Node]]
+    """By first token, then by key: whom to compare for a block shared in part."""
+    children_in: list[int]
+    """By group: how many of its children are kept there."""
+    held: int = 0
+    """Live sequences whose last keyed block this is."""
+    last_used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How far a sequence can start from what is kept: `tokens` positions, valid in all groups."""
+
+    tokens: int = 0
+    path: tuple[Node, ...] = ()
+    """The whole blocks among them."""
+    partial: Node | None = None
+    """The block whose first `tokens % block_tokens` positions are wanted: to be copied, not shared."""
+
+
+NO_MATCH = Match()
+
+
+class PrefixDirectory:
+    def __init__(self, groups: Sequence[GroupLayout], slots: Sequence[int], space: KeySpace) -> None:
+        self.space = space
+        self.keyed: tuple[npt.NDArray[np.bool_], ...] = tuple(np.zeros(n, dtype=bool) for n in slots)
+        """By group and slot: whether it stands at a node."""
+        self._groups = tuple(groups)
+        self._nodes: dict[bytes, Node] = {}
+        self._at: tuple[dict[int, Node], ...] = tuple({} for _ in groups)
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, roots included, in order of creation."""
+        return iter(self._nodes.values())
+
+    def node_of(self, group: int, slot: int) -> Node:
+        return self._at[group][slot]
+
+    # -- finding ------------------------------------------------------------------------------
+
+    def match(self, keys: Sequence[bytes], root: tuple[bytes, bytes], tokens: Int32, limit: int) -> Match:
+        """The longest start of `tokens`, at most `limit` positions, that can be had in all groups.
+
+        `keys` are those of its full blocks. Reads only.
+        """
+        top = self._nodes.get(root[0])
+        if top is None or top.said != root[1]:
+            return NO_MATCH
+        path = self._walk(top, keys, tokens)
+        size = self.space.block_tokens
+        whole = min(len(path), limit // size)
+        partial, shared = self._partly_shared(path, top, tokens, whole, limit)
+        has = [np.array([node.slots[g] for node in path], dtype=np.int64) >= 0 for g in range(len(self._groups))]
+        if partial is not None and self._valid(has, whole, partial, whole * size + shared):
+            return Match(whole * size + shared, tuple(path[:whole]), partial)
+        for count in range(whole, 0, -1):
+            if self._valid(has, count, None, count * size):
+                return Match(count * size, tuple(path[:count]))
+        return NO_MATCH
+
+    def _walk(self, node: Node, keys: Sequence[bytes], tokens: Int32) -> list[Node]:
+        size, path = self.space.block_tokens, []
+        for index, key in enumerate(keys):
+            found = self._nodes.get(key)
+            said = token_bytes(tokens[index * size : (index + 1) * size])
+            if found is None or found.parent is not node or found.said != said:
+                break
+            path.append(found)
+            node = found
+        return path
+
+    def _partly_shared(
+        self, path: Sequence[Node], top: Node, tokens: Int32, whole: int, limit: int
+    ) -> tuple[Node | None, int]:
+        """The block after `whole` ones whose first tokens are wanted, and how many of them."""
+        size = self.space.block_tokens
+        rest = token_bytes(tokens[whole * size : min(limit, (whole + 1) * size)])
+        if not rest:
+            return None, 0
+        if len(path) > whole:
+            return path[whole], len(rest) // _TOKEN_BYTES
+        parent = path[whole - 1] if whole else top
+        siblings = list(parent.children.get(rest[:_TOKEN_BYTES], {}).values())[-_SIBLINGS:]
+        best, most = None, 0
+        for node in reversed(siblings):
+            shared = _shared_tokens(node.said, rest)
+            if shared > most:
+                best, most = node, shared
+        return best, most
+
+    def _valid(self, has: Sequence[npt.NDArray[np.bool_]], whole: int, partial: Node | None, tokens: int) -> bool:
+        """Whether every group keeps what a query at position `tokens` reads of this start."""
+        for g, group in enumerate(self._groups):
+            if group.block_tokens == 0:
+                if partial is not None or not has[g][whole - 1]:
+                    return False
+                continue
+            first = int(group.first_block(np.array([tokens]))[0])
+            if not has[g][first:whole].all() or (partial is not None and partial.slots[g] == NO_SLOT):
+                return False
+        return True
+
+    # -- keeping ------------------------------------------------------------------------------
+
+    def root(self, root: tuple[bytes, bytes]) -> Node | None:
+        """The root of a chain, made if need be; None when its key is taken by another."""
+        return self._obtain(root[0], root[1], None)
+
+    def child(self, parent: Node, key: bytes, tokens: Int32) -> Node | None:
+        """The node of a block after `parent`, made if need be; None when its key is taken by another text."""
+        return self._obtain(key, token_bytes(tokens), parent)
+
+    def _obtain(self, key: bytes, said: bytes, parent: Node | None) -> Node | None:
+        node = self._nodes.get(key)
+        if node is not None:
+            return node if node.parent is parent and node.said == said else None
+        self._numbers += 1
+        index = -1 if parent is None else parent.index + 1
+        groups = len(self._groups)
+        node = Node(self._numbers, parent, key, said, index, [NO_SLOT] * groups, {}, [0] * groups)
+        self._nodes[key] = node
+        if parent is not None:
+            parent.children.setdefault(said[:_TOKEN_BYTES], {})[key] = node
+        return node
+
+    def place(self, node: Node, group: int, slot: int) -> None:
+        """`slot` holds the state of `node` in this group, which keeps it nowhere else."""
+        node.slots[group] = slot
+        self.keyed[group][slot] = True
+        self._at[group][slot] = node
+        if node.parent is not None:
+            node.parent.children_in[group] += 1
+
+    def displace(self, group: int, slot: int) -> Node:
+        """The slot is given up; nodes that nothing needs any more are forgotten. Returns the node it stood at."""
+        stood = node = self._at[group].pop(slot)
+        self.keyed[group][slot] = False
+        node.slots[group] = NO_SLOT
+        if node.parent is not None:
+            node.parent.children_in[group] -= 1
+        self.forget_if_bare(node)
+        return stood
+
+    def forget_if_bare(self, node: Node) -> None:
+        """Remove a node that names no slot, has none below it and is nobody's, and so on towards its root."""
+        at: Node | None = node
+        while at is not None and not at.children and not at.held and all(slot == NO_SLOT for slot in at.slots):
+            del self._nodes[at.key]
+            parent = at.parent
+            if parent is not None:
+                siblings = parent.children[at.said[:_TOKEN_BYTES]]
+                del siblings[at.key]
+                if not siblings:
+                    del parent.children[at.said[:_TOKEN_BYTES]]
+            at = parent
+
+
+def _shared_tokens(one: bytes, other: bytes) -> int:
+    """Token ids in which both begin alike."""
+    most = min(len(one), len(other)) // _TOKEN_BYTES
+    a, b = np.frombuffer(one, "<i4", most), np.frombuffer(other, "<i4", most)
+    differing = np.flatnonzero(a != b)
+    return int(differing[0]) if len(differing) else most

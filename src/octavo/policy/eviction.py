@@ -1,0 +1,120 @@
+"""Eviction: which cached block goes when room is needed.
+
+Only leaves are offered: blocks that nobody references and that no kept block follows. A policy answers with one
+of them, group by group; the mechanism gives it up. It is told of each offer and each withdrawal, so that policies
+with a memory of their own (ghost lists) fit the same seam.
+
+- `lru`: the one used longest ago, of equals the deepest.
+- `cheapest_to_rebuild`: the one that costs least to compute again, aged by what has gone before it: GreedyDual
+  (Young, "On-line file caching", 1994; Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Evictable:
+    group: int
+    slot: int
+    last_used: int
+    """Larger is later."""
+    index: int
+    """Which block of its sequence."""
+
+
+class Eviction(Protocol):
+    name: str
+
+    def offer(self, block: Evictable) -> None:
+        """This block may go."""
+        ...
+
+    def withdraw(self, group: int, slot: int) -> None:
+        """It may not any more: it was hit, or another block now follows it. It may never have been offered."""
+        ...
+
+    def choose(self, group: int) -> Evictable | None:
+        """Which block of the group goes first; None when none was offered. Changes nothing that is seen outside."""
+        ...
+
+    def gone(self, block: Evictable) -> None:
+        """The block has been given up."""
+        ...
+
+
+class _Ranked:
+    """Offers in heaps by group; stale entries are skipped when they come up."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[int, list[tuple[float, int, int]]] = {}
+        self._offered: dict[tuple[int, int], tuple[float, Evictable]] = {}
+
+    def rank(self, block: Evictable) -> float:
+        raise TypeError(f"{type(self).__name__} has no rank")
+
+    def offer(self, block: Evictable) -> None:
+        rank = self.rank(block)
+        self._offered[block.group, block.slot] = (rank, block)
+        heappush(self._heaps.setdefault(block.group, []), (rank, -block.index, block.slot))
+
+    def withdraw(self, group: int, slot: int) -> None:
+        self._offered.pop((group, slot), None)
+
+    def choose(self, group: int) -> Evictable | None:
+        heap = self._heaps.get(group, [])
+        while heap:
+            rank, depth, slot = heap[0]
+            found = self._offered.get((group, slot))
+            if found is not None and found[0] == rank and found[1].index == -depth:
+                return found[1]
+            heappop(heap)
+        return None
+
+    def gone(self, block: Evictable) -> None:
+        self.withdraw(block.group, block.slot)
+
+
+class LeastRecentlyUsed(_Ranked):
+    name = "lru"
+
+    def rank(self, block: Evictable) -> float:
+        return float(block.last_used)
+
+
+class CheapestToRebuild(_Ranked):
+    """`cost` of a block by its place in its sequence; by default a block costs more the deeper it lies."""
+
+    name = "cheapest_to_rebuild"
+
+    def __init__(self, cost: Callable[[int], float] = lambda index: 1.0 + index / 64) -> None:
+        super().__init__()
+        self._cost = cost
+        self._age = 0.0
+
+    def rank(self, block: Evictable) -> float:
+        return self._age + self._cost(block.index)
+
+    def gone(self, block: Evictable) -> None:
+        found = self._offered.get((block.group, block.slot))
+        if found is not None:
+            self._age = max(self._age, found[0])
+        super().gone(block)
+
+
+EVICTIONS: dict[str, type[LeastRecentlyUsed | CheapestToRebuild]] = {
+    "lru": LeastRecentlyUsed,
+    "cheapest_to_rebuild": CheapestToRebuild,
+}
+
+
+def eviction_named(name: str) -> Eviction:
+    if name not in EVICTIONS:
+        raise ConfigError("eviction", name, f"use one of {', '.join(EVICTIONS)}")
+    return EVICTIONS[name]()
