@@ -20,6 +20,7 @@ import torch
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import Dtype
 from octavo.kernels.interface import Pages
+from octavo.kernels.latent import LatentPages
 from octavo.memory.layout import Field, Layout
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -76,20 +77,29 @@ class Arena:
         inner = _contiguous_strides(field)
         return typed.as_strided((units, *field.shape), (unit // size, *inner), field.offset_bytes // size)
 
-    def pages(self, layer: int) -> Pages:
-        """Keys and values of one layer of plain attention."""
+    def pages(self, layer: int) -> Pages | LatentPages:
+        """Keys and values of one layer of plain attention, or the latents and rotary keys of one of MLA."""
+        if self.has_latent(layer):
+            latent, rope_k = self.view(layer, "latent"), self.view(layer, "rope_k")
+            return LatentPages(latent, rope_k, self._token_bytes(layer, latent, rope_k))
         if not self.has(layer):
             raise ConfigError("model", f"layer {layer}", "keeps no keys and values in this layout")
         k, v = self.view(layer, "k"), self.view(layer, "v")
-        block_tokens = self.layout.groups[self._fields[layer, "k"][0]].block_tokens
-        block_bytes = k[0].numel() * k.element_size() + v[0].numel() * v.element_size()
-        return Pages(k, v, block_bytes // block_tokens)
+        return Pages(k, v, self._token_bytes(layer, k, v))
+
+    def _token_bytes(self, layer: int, one: torch.Tensor, other: torch.Tensor) -> int:
+        block_tokens = self.layout.groups[self.group_of(layer)].block_tokens
+        return (one[0].numel() * one.element_size() + other[0].numel() * other.element_size()) // block_tokens
 
     def has(self, layer: int) -> bool:
         return (layer, "k") in self._fields and (layer, "v") in self._fields
 
+    def has_latent(self, layer: int) -> bool:
+        return (layer, "latent") in self._fields and (layer, "rope_k") in self._fields
+
     def group_of(self, layer: int) -> int:
-        return self._fields[layer, "k"][0]
+        """The group in which a layer's attention keeps its state."""
+        return self._fields[layer, "latent" if self.has_latent(layer) else "k"][0]
 
     def units(self, group: int, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Where the blocks of these slots start."""
