@@ -155,14 +155,14 @@ def test_the_worlds_cover_every_pair_of_mechanisms() -> None:
 
 
 def _leaks_one_block(patch: pytest.MonkeyPatch) -> str:
-    unreference = KVCache._unreference
-    patch.setattr(KVCache, "_unreference", lambda self, group, slots, to: unreference(self, group, slots[1:], to))
+    unreference = KVCache.unreference
+    patch.setattr(KVCache, "unreference", lambda self, group, slots, to: unreference(self, group, slots[1:], to))
     return "references-equal-occurrences"
 
 
 def _frees_in_flight(patch: pytest.MonkeyPatch) -> str:
-    unreference = KVCache._unreference
-    patch.setattr(KVCache, "_unreference", lambda self, group, slots, _: unreference(self, group, slots, -1))
+    unreference = KVCache.unreference
+    patch.setattr(KVCache, "unreference", lambda self, group, slots, _: unreference(self, group, slots, -1))
     return "in-flight-slots"
 
 

@@ -32,9 +32,9 @@ PLANTED = settings(
 
 def _leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """One block of every sequence never returns."""
-    unreference = KVCache._unreference
+    unreference = KVCache.unreference
     monkeypatch.setattr(
-        KVCache, "_unreference", lambda self, group, slots, touched: unreference(self, group, slots[1:], touched)
+        KVCache, "unreference", lambda self, group, slots, touched: unreference(self, group, slots[1:], touched)
     )
 
 
@@ -67,9 +67,9 @@ def _free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _free_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot is reusable at once, although a plan in flight still touches it."""
-    unreference = KVCache._unreference
+    unreference = KVCache.unreference
     monkeypatch.setattr(
-        KVCache, "_unreference", lambda self, group, slots, touched: unreference(self, group, slots, -1)
+        KVCache, "unreference", lambda self, group, slots, touched: unreference(self, group, slots, -1)
     )
 
 

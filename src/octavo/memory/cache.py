@@ -25,7 +25,16 @@ from octavo.memory.pool import BlockPool
 from octavo.memory.sharing import Sharing
 from octavo.memory.slots import SlotState
 from octavo.memory.tables import BlockTables
-from octavo.memory.values import DEVICE, NOTHING_NEW, Int32, Int64, NewBlocks, Reservation, Shortfall, Suspended
+from octavo.memory.values import (
+    DEVICE,
+    NOTHING_NEW,
+    Int32,
+    Int64,
+    NewBlocks,
+    Reservation,
+    Shortfall,
+    Suspended,
+)
 from octavo.policy.eviction import Eviction, LeastRecentlyUsed
 
 
@@ -205,7 +214,7 @@ class KVCache:
             cut_rows, slots = table.give_up(rows[moved].astype(np.int64), firsts[moved])
             touched = self.touched[cut_rows]
             for plan in np.unique(touched).tolist():
-                self._unreference(group, slots[touched == plan], plan)
+                self.unreference(group, slots[touched == plan], plan)
 
     def touch(self, rows: Int32, plan: int) -> None:
         """A plan includes these rows: their slots stay until it completes."""
@@ -236,7 +245,7 @@ class KVCache:
             self._let_go(self.sharing.end(row), touched)
         for group, table in enumerate(self.tables):
             slots = table.clear(row)
-            self._unreference(group, slots, touched)
+            self.unreference(group, slots, touched)
             released += len(slots)
         self._reset(row)
         return released
@@ -280,14 +289,14 @@ class KVCache:
         if self.sharing is not None:
             self._let_go(self.sharing.drop(value.ticket), value.touched)
         for group, entries in enumerate(value.slots):
-            self._unreference(group, np.array([slot for _, slot in entries], dtype=np.int32), value.touched)
+            self.unreference(group, np.array([slot for _, slot in entries], dtype=np.int32), value.touched)
 
     def settle(self, plan: int) -> None:
         """All plans up to `plan` have completed: what they kept DRAINING is EMPTY, or cached where it can be found."""
         self.settled = max(self.settled, plan)
         for number in sorted(number for number in self.pins if number <= self.settled):
             for group, slots in self.pins.pop(number):
-                self._unreference(group, slots, number)
+                self.unreference(group, slots, number)
         for number in sorted(number for number in self._draining if number <= self.settled):
             for group, slots in self._draining.pop(number):
                 columns = self.pool.slots[group]
@@ -311,7 +320,8 @@ class KVCache:
         if self.suspensions.pop(value.ticket, None) is not value:
             raise InvariantViolation("suspensions", f"ticket {value.ticket} was resumed or dropped before")
 
-    def _unreference(self, group: int, slots: Int32, touched: int) -> None:
+    def unreference(self, group: int, slots: Int32, touched: int) -> None:
+        """These slots lose a reference each, of somebody whom plan `touched` was the last to include."""
         if not len(slots):
             return
         refs = self.pool.slots[group].refs
@@ -345,4 +355,4 @@ class KVCache:
 
     def _let_go(self, doubles: list[tuple[int, int]], touched: int) -> None:
         for group, slot in doubles:
-            self._unreference(group, np.array([slot], dtype=np.int32), touched)
+            self.unreference(group, np.array([slot], dtype=np.int32), touched)

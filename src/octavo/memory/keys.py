@@ -44,11 +44,21 @@ class KeySpace:
     def child(self, parent: bytes, tokens: bytes) -> bytes:
         return self.digest(packed(_BLOCK, parent, tokens))
 
-    def extend(self, keys: list[bytes], root: bytes, tokens: Int32) -> None:
-        """Append to `keys` those of the full blocks of `tokens` that it lacks."""
-        size = self.block_tokens
-        for index in range(len(keys), len(tokens) // size):
-            keys.append(self.child(keys[-1] if keys else root, token_bytes(tokens[index * size : (index + 1) * size])))
+
+class Chain:
+    """The keys of one sequence's full blocks, each hashed once."""
+
+    def __init__(self, space: KeySpace, salt: str = "", adapter: str = "") -> None:
+        self.space = space
+        self.root = space.root(salt, adapter)
+        self.keys: list[bytes] = []
+
+    def extend(self, tokens: Int32, first_block: int = 0) -> None:
+        """Add what is lacking; `tokens` are those of block `first_block` and on, of which no key before is lacking."""
+        size = self.space.block_tokens
+        for index in range(len(self.keys), first_block + len(tokens) // size):
+            block = tokens[(index - first_block) * size : (index - first_block + 1) * size]
+            self.keys.append(self.space.child(self.keys[-1] if self.keys else self.root[0], token_bytes(block)))
 
 
 def packed(*fields: bytes) -> bytes:

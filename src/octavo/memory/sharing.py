@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.errors import InvariantViolation, PolicyError
-from octavo.memory.keys import KeySpace
+from octavo.memory.keys import Chain, KeySpace
 from octavo.memory.pool import BlockPool
 from octavo.memory.prefix import NO_SLOT, Match, Node, PrefixDirectory
 from octavo.memory.slots import SlotState
@@ -34,6 +34,10 @@ class _Standing:
     """Its last keyed block; None: it keys nothing."""
     doubles: list[tuple[int, int]] = field(default_factory=list)
     """(group, slot) of blocks that it has a copy of its own of."""
+    completed: int = 0
+    """While it is suspended: as `Sharing.completed`."""
+    announced: list[bytes] = field(default_factory=list)
+    """Keys of blocks it has yet to complete, the next one last."""
 
 
 class Sharing:
@@ -42,7 +46,11 @@ class Sharing:
         self.eviction = eviction
         self.directory = PrefixDirectory(pool.layout.groups, [len(s.state) for s in pool.slots], space)
         self.evicted_blocks = 0
+        self.completed = np.zeros(rows, dtype=np.int64)
+        """Blocks of each row that are full and were offered to the directory, or came from it."""
         self._at: list[_Standing] = [_Standing() for _ in range(rows)]
+        self.computing: dict[bytes, int] = {}
+        """Keys of blocks that running rows have yet to complete, and how many rows each."""
         self._parked: dict[int, _Standing] = {}
         """Of suspended sequences, by ticket."""
         self._uses = 0
@@ -50,9 +58,22 @@ class Sharing:
 
     # -- rows ---------------------------------------------------------------------------------
 
-    def begin(self, row: int, match: Match, root: tuple[bytes, bytes]) -> None:
-        """The row starts from this match, or from the root of its chain."""
-        self._hold(self._at[row], match.path[-1] if match.path else self.directory.root(root))
+    def match(self, chain: Chain, tokens: Int32, limit: int) -> Match:
+        """The longest start of `tokens`, at most `limit` positions, that can be had; `chain` has its keys."""
+        return self.directory.match(chain.keys, chain.root, tokens, limit)
+
+    def begin(self, row: int, match: Match, chain: Chain) -> None:
+        """The row starts from this match, or from the root of its chain, and computes the other blocks."""
+        at = self._at[row]
+        self.completed[row] = len(match.path)
+        self._hold(at, match.path[-1] if match.path else self.directory.root(chain.root))
+        at.announced = chain.keys[len(match.path) :][::-1]
+        for key in at.announced:
+            self.computing[key] = self.computing.get(key, 0) + 1
+
+    def awaited(self, match: Match, chain: Chain) -> bool:
+        """Whether a running row is computing the very block that comes after the match."""
+        return len(match.path) < len(chain.keys) and chain.keys[len(match.path)] in self.computing
 
     def end(self, row: int) -> list[tuple[int, int]]:
         """The row's sequence leaves; (group, slot) of what it referenced besides its tables."""
@@ -60,10 +81,13 @@ class Sharing:
 
     def park(self, row: int, ticket: int) -> None:
         """The row's sequence is suspended."""
+        self._at[row].completed = int(self.completed[row])
         self._parked[ticket], self._at[row] = self._at[row], _Standing()
 
     def unpark(self, row: int, ticket: int) -> None:
+        """It is resumed in this row."""
         self._at[row] = self._parked.pop(ticket)
+        self.completed[row] = self._at[row].completed
 
     def drop(self, ticket: int) -> list[tuple[int, int]]:
         """A suspended sequence is given up; as `end`."""
@@ -73,15 +97,20 @@ class Sharing:
         """All that is referenced besides tables, for the invariants."""
         return [double for at in (*self._at, *self._parked.values()) for double in at.doubles]
 
-    def keyed_blocks(self, row: int) -> int | None:
-        """Blocks of the row that stand at nodes, from its start; None when it keys nothing."""
-        tail = self._at[row].tail
-        return None if tail is None else tail.index + 1
-
     def _end(self, at: _Standing) -> list[tuple[int, int]]:
         self._hold(at, None)
+        for key in at.announced:
+            self._computed(key)
+        at.announced = []
         doubles, at.doubles = at.doubles, []
         return doubles
+
+    def _computed(self, key: bytes) -> None:
+        left = self.computing[key] - 1
+        if left:
+            self.computing[key] = left
+        else:
+            del self.computing[key]
 
     def _hold(self, at: _Standing, node: Node | None) -> None:
         before, at.tail = at.tail, node
@@ -95,7 +124,10 @@ class Sharing:
         """The row's next blocks are full: `keys` and `tokens` are theirs. Their slots become findable."""
         size = self.directory.space.block_tokens
         at = self._at[row]
+        self.completed[row] += len(keys)
         for i, key in enumerate(keys):
+            if at.announced:
+                self._computed(at.announced.pop())
             if at.tail is None:
                 return
             self._hold(at, self.directory.child(at.tail, key, tokens[i * size : (i + 1) * size]))

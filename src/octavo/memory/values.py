@@ -42,6 +42,16 @@ class BlockCopies:
     targets: Int32
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Adoption:
+    """A row starts from blocks that were kept: all its blocks, and what must be copied into its own first."""
+
+    tokens: int
+    """Positions that need not be computed."""
+    new_blocks: tuple[NewBlocks, ...]
+    copies: tuple[BlockCopies, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """Room was not found and nothing changed. All figures are slabs (blocks, for a one-group model).

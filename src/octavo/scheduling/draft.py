@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.memory.values import Int32, Int64, NewBlocks
+from octavo.memory.values import BlockCopies, Int32, Int64, NewBlocks
 from octavo.scheduling.events import Resource
 from octavo.scheduling.plan import Admission
 
@@ -22,6 +22,7 @@ class Draft:
     """Tokens of the step not yet given away."""
     new_blocks: list[NewBlocks] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
+    copies: list[BlockCopies] = field(default_factory=list)
     entered_rows: list[int] = field(default_factory=list)
     entered_counts: list[int] = field(default_factory=list)
     preempted: int = 0

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.errors import InvariantViolation, PolicyError
-from octavo.memory.values import NOTHING_NEW, Shortfall
+from octavo.memory.adoption import adopt, shared_blocks
+from octavo.memory.prefix import NO_MATCH, Match
+from octavo.memory.values import NOTHING_NEW, Adoption, Reservation, Shortfall
 from octavo.policy.admission import AdmissionView
 from octavo.scheduling.draft import Draft
 from octavo.scheduling.events import Resource
@@ -45,7 +47,10 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
             draft.bound_by = draft.bound_by or closed
             return
         looked += first_blocked is not None
-        seated = _try_to_seat(scheduler, draft, sequence, promised)
+        match = _match(scheduler, draft, sequence)
+        if match is None:
+            continue
+        seated = _try_to_seat(scheduler, draft, sequence, match, promised)
         if seated is None:
             draft.bound_by = "kv_blocks"
             first_blocked = first_blocked or sequence
@@ -79,19 +84,23 @@ class _Promised:
         return _Promised(_sums(self.known, other.known), _sums(self.most, other.most))
 
 
-def _try_to_seat(scheduler: Scheduler, draft: Draft, sequence: Sequence, promised: _Promised) -> _Promised | None:
+def _try_to_seat(
+    scheduler: Scheduler, draft: Draft, sequence: Sequence, match: Match, promised: _Promised
+) -> _Promised | None:
     """Seat it and say what it still has to reserve, or None."""
     cache, limits = scheduler.cache, scheduler.limits
     allocation = scheduler.policies.allocation
     known = sequence.known_tokens
     step = cache.largest_step(sequence.limit - 1, limits.max_num_batched_tokens)
-    chunk = min(known, step, draft.budget)
-    extent = extent_of(sequence.request, sequence.limit, chunk, limits.max_model_len)
+    chunk = min(known - match.tokens, step, draft.budget)
+    extent = extent_of(sequence.request, sequence.limit, match.tokens + chunk, limits.max_model_len)
     reserve = allocation.reserve_tokens(extent)
     if reserve < extent.upto:
         raise PolicyError(f"allocation {allocation.name!r} gave room for {reserve} of {extent.upto} positions")
+    shared = shared_blocks(cache, match)
     needs = _Promised(
-        cache.blocks_charged(max(known, reserve), step), cache.blocks_charged(max(sequence.limit - 1, reserve), step)
+        _beyond(cache.blocks_charged(max(known, reserve), step), shared),
+        _beyond(cache.blocks_charged(max(sequence.limit - 1, reserve), step), shared),
     )
     view = _view(scheduler, promised, needs, resuming=sequence.preemptions > 0)
     if not scheduler.policies.admission.admits(view):
@@ -100,8 +109,8 @@ def _try_to_seat(scheduler: Scheduler, draft: Draft, sequence: Sequence, promise
                 raise InvariantViolation("end-releases", f"nothing runs and {view.free} of {view.total} slabs are free")
             raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
         return None
-    row = scheduler.running.seat(sequence, step)
-    got = cache.reserve(row, reserve) if reserve else NOTHING_NEW
+    row = scheduler.running.seat(sequence, step, match.tokens)
+    got = _blocks(scheduler, draft, sequence, match, reserve)
     if isinstance(got, Shortfall):
         scheduler.running.unseat([row])
         scheduler.back_to_line(sequence)
@@ -110,9 +119,36 @@ def _try_to_seat(scheduler: Scheduler, draft: Draft, sequence: Sequence, promise
     draft.entered_rows.append(row)
     draft.entered_counts.append(chunk)
     draft.budget -= chunk
-    scheduler.welcome(sequence, draft)
-    held = cache.layout.blocks_for(reserve) if reserve else [0] * len(cache.tables)
-    return _Promised(_beyond(needs.known, held), _beyond(needs.most, held))
+    scheduler.welcome(sequence, draft, match.tokens)
+    own = [int(table.held[row]) - n for table, n in zip(cache.tables, shared, strict=True)]
+    return _Promised(_beyond(needs.known, own), _beyond(needs.most, own))
+
+
+def _blocks(
+    scheduler: Scheduler, draft: Draft, sequence: Sequence, match: Match, reserve: int
+) -> Reservation | Adoption | Shortfall:
+    """Blocks of the row just seated, with room for `reserve` positions."""
+    cache = scheduler.cache
+    if sequence.chain is None:
+        return cache.reserve(sequence.row, reserve) if reserve else NOTHING_NEW
+    got = adopt(cache, sequence.row, match, sequence.chain, reserve, scheduler.next_plan)
+    if isinstance(got, Adoption):
+        draft.copies.extend(got.copies)
+    return got
+
+
+def _match(scheduler: Scheduler, draft: Draft, sequence: Sequence) -> Match | None:
+    """What it can start from; None when it had better wait for the block that a running sequence is computing."""
+    sharing, chain = scheduler.cache.sharing, sequence.chain
+    if sharing is None or chain is None or draft.budget <= 0:
+        return NO_MATCH
+    tokens = sequence.tokens()
+    chain.extend(tokens)
+    match = sharing.match(chain, tokens, len(tokens) - 1)
+    # A whole batch enters together or not at all: nobody in it can wait for another.
+    if not scheduler.policies.batching.whole_batches and sharing.awaited(match, chain):
+        return None
+    return match
 
 
 def _view(scheduler: Scheduler, promised: _Promised, needs: _Promised, *, resuming: bool) -> AdmissionView:

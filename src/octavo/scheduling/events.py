@@ -69,6 +69,8 @@ class Admitted:
     sequence_id: int
     row: int
     resumed: bool
+    cached_tokens: int = 0
+    """Positions that it does not compute because their state was kept."""
 
 
 @dataclass(frozen=True, slots=True)

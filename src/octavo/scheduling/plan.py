@@ -43,12 +43,16 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admission:
-    """A sequence takes a row. `outputs` are the tokens it had generated before it was preempted."""
+    """A sequence takes a row. `outputs` are the tokens it had generated before it was preempted.
+
+    Its first `computed` positions are in its blocks already, once `copies_before` are made.
+    """
 
     row: int
     sequence_id: int
     request: Request
     outputs: Int32
+    computed: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +97,9 @@ class StepPlan:
             "counts": self.counts.tolist(),
             "samples": self.samples.tolist(),
             "token_ids": self.token_ids.tolist(),
-            "admissions": [(a.row, a.sequence_id, a.request.request_id, a.outputs.tolist()) for a in self.admissions],
+            "admissions": [
+                (a.row, a.sequence_id, a.request.request_id, a.outputs.tolist(), a.computed) for a in self.admissions
+            ],
             "new_blocks": [(b.group, b.rows.tolist(), b.indices.tolist(), b.slots.tolist()) for b in self.new_blocks],
             "copies_before": [(c.group, c.sources.tolist(), c.targets.tolist()) for c in self.copies_before],
             "copies_after": [(c.group, c.sources.tolist(), c.targets.tolist()) for c in self.copies_after],

@@ -181,6 +181,8 @@ class Request:
     choice: int = 0
     priority: int = 0
     true_output_tokens: int | None = None
+    cache_salt: str = ""
+    """Blocks are shared only between requests of the same salt."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -69,8 +69,8 @@ class RunningSet:
         most: Int64 = np.minimum(wanted, self.step[rows])
         return most
 
-    def seat(self, sequence: Sequence, step: int) -> int:
-        """Give it a row, in which it computes at most `step` positions at once; returns the row."""
+    def seat(self, sequence: Sequence, step: int, computed: int = 0) -> int:
+        """Give it a row, in which it computes at most `step` positions at once from `computed` on; returns the row."""
         row = self._free_rows.pop()
         feed = sequence.tokens()
         outputs = sequence.outputs
@@ -78,7 +78,8 @@ class RunningSet:
         self.sequence_id[row] = sequence.sequence_id
         self.prompt[row] = sequence.request.prompt_tokens
         self.known[row] = self.feed_tokens[row] = len(feed)
-        self.pending[row] = self.computed[row] = 0
+        self.pending[row] = 0
+        self.computed[row] = computed
         self.limit[row] = sequence.limit
         self.step[row] = step
         self.last_token[row] = feed[-1]
@@ -118,6 +119,14 @@ class RunningSet:
         ]
         return np.concatenate(pieces)
 
+    def tokens_between(self, row: int, first: int, end: int) -> Int32:
+        """Known tokens first .. end - 1 of the row's sequence."""
+        feed, prompt = self._fed(row), int(self.prompt[row])
+        if end <= len(feed):
+            return feed[first:end]
+        outputs = self.outputs[row, max(0, len(feed) - prompt, first - prompt) : end - prompt]
+        return np.concatenate([feed[first:], outputs]) if first < len(feed) else outputs
+
     def learn(self, rows: Int32, tokens: Int32) -> None:
         """Each row's next token has become known."""
         index = self.known[rows] - self.prompt[rows]
@@ -126,6 +135,14 @@ class RunningSet:
         self.last_token[rows] = tokens
         self.known[rows] += 1
         self.pending[rows] -= 1
+
+    def learn_repeated(self, rows: Int32, tokens: Int32, steps: int) -> None:
+        """`steps` further tokens of each row have become known, all of them the row's entry of `tokens`."""
+        first = self.known[rows] - self.prompt[rows]
+        self._widen_outputs(int(first.max(initial=-steps)) + steps)
+        self.outputs[rows[:, None], first[:, None] + np.arange(steps)] = tokens[:, None]
+        self.last_token[rows] = tokens
+        self.known[rows] += steps
 
     def ended_by(self, rows: Int32, tokens: Int32) -> tuple[np.ndarray, np.ndarray]:
         """Two masks: the token is one of the row's stop ids; the row has reached its limit."""

@@ -19,7 +19,9 @@ import numpy as np
 
 from octavo.errors import CapacityError, PolicyError, RequestError
 from octavo.memory.cache import KVCache
-from octavo.memory.values import Int32, Int64
+from octavo.memory.keys import Chain
+from octavo.memory.sharing import Sharing
+from octavo.memory.values import DEVICE, Int32, Int64
 from octavo.policy.bundle import Policies
 from octavo.scheduling.draft import Draft
 from octavo.scheduling.entry import enter
@@ -73,6 +75,10 @@ class Scheduler:
             self._events.append(Refused(now, request.request_id, "queue_full"))
             raise RequestError("request", request.request_id, f"{len(self.waiting)} requests wait already; try later")
         sequence = Sequence(self._next_sequence, request, arrival_s=now, limit=limit)
+        sharing = self.cache.sharing
+        if sharing is not None:
+            sequence.chain = Chain(sharing.directory.space, request.cache_salt)
+            sequence.chain.extend(request.prompt_token_ids)
         self._next_sequence += 1
         self._events.append(Submitted(now, sequence.sequence_id, request.request_id, request.prompt_tokens))
         if limit == request.prompt_tokens:
@@ -151,6 +157,7 @@ class Scheduler:
             token_ids=token_ids,
             admissions=tuple(draft.admissions),
             new_blocks=draft.merged_blocks(),
+            copies_before=tuple(draft.copies),
         )
 
     def _note(self, plan: StepPlan, draft: Draft) -> None:
@@ -164,24 +171,33 @@ class Scheduler:
                 waiting=len(self.waiting),
                 decode_tokens=decodes,
                 prefill_tokens=plan.tokens - decodes,
-                free_slabs=self.cache.pool.free.count,
+                free_slabs=self.cache.pool.available_slabs,
                 resource=bound_by,
             )
         )
 
     # -- moves that `growth` and `entry` ask for ------------------------------------------------
 
-    def welcome(self, sequence: Sequence, draft: Draft) -> None:
-        """A sequence has been seated and has its blocks."""
+    @property
+    def next_plan(self) -> int:
+        """The number of the plan that is being made."""
+        return self._next_plan
+
+    def welcome(self, sequence: Sequence, draft: Draft, cached_tokens: int) -> None:
+        """A sequence has been seated and has its blocks, `cached_tokens` positions of them computed already."""
         self.waiting.remove(sequence)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(cached_tokens, sequence.request.prompt_tokens)
         resumed = sequence.preemptions > 0
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = draft.now
         if sequence.paused_at_s is not None:
             sequence.preempted_s += draft.now - sequence.paused_at_s
             sequence.paused_at_s = None
-        draft.admissions.append(Admission(sequence.row, sequence.sequence_id, sequence.request, sequence.outputs))
-        self._events.append(Admitted(draft.now, sequence.sequence_id, sequence.row, resumed))
+        draft.admissions.append(
+            Admission(sequence.row, sequence.sequence_id, sequence.request, sequence.outputs, cached_tokens)
+        )
+        self._events.append(Admitted(draft.now, sequence.sequence_id, sequence.row, resumed, cached_tokens))
 
     def back_to_line(self, sequence: Sequence) -> None:
         """It was seated and found no room: it keeps its place in the queue."""
@@ -199,6 +215,12 @@ class Scheduler:
         sequence.paused_at_s = draft.now
         self.waiting.push(sequence, returned=True)
         self._events.append(Preempted(draft.now, sequence.sequence_id, "recompute", computed, blocks))
+
+    def take_numbers(self, steps: int) -> int:
+        """Numbers for plans that `leap` takes at once; returns the first."""
+        first = self._next_plan
+        self._next_plan += steps
+        return first
 
     def release_ended_seats(self) -> bool:
         """Give back what ended members of a whole batch still hold; False when there are none."""
@@ -220,10 +242,25 @@ class Scheduler:
         everyone = bool(alive.all())
         rows = plan.rows if everyone else plan.rows[alive]
         ends = (plan.starts + plan.counts).astype(np.int64)
-        self.cache.commit(rows, ends if everyone else ends[alive])
+        if not everyone:
+            ends = ends[alive]
+        self.cache.commit(rows, ends)
+        if self.cache.sharing is not None:
+            self._key(self.cache.sharing, rows, ends)
         self.cache.settle(plan.number)
         got = alive & plan.samples
         self._learn_tokens(plan, result, now, slice(None) if got.all() else np.flatnonzero(got))
+
+    def _key(self, sharing: Sharing, rows: Int32, ends: Int64) -> None:
+        """Blocks that these rows have filled become findable."""
+        size = sharing.directory.space.block_tokens
+        for index in np.flatnonzero(ends // size > sharing.completed[rows]).tolist():
+            row, full = int(rows[index]), int(ends[index]) // size
+            chain, first = self.running.sequence(row).chain, int(sharing.completed[row])
+            assert chain is not None
+            tokens = self.running.tokens_between(row, first * size, full * size)
+            chain.extend(tokens, first)
+            sharing.key(row, self.cache.tables, chain.keys[first:full], tokens)
 
     def _learn_tokens(self, plan: StepPlan, result: StepResult, now: float, got: slice | Int64) -> None:
         rows, tokens = plan.rows[got], result.tokens[got]
@@ -319,7 +356,7 @@ class Scheduler:
             request_id=sequence.request.request_id,
             choice=sequence.request.choice,
             input_tokens=sequence.request.prompt_tokens,
-            cached_tokens={},
+            cached_tokens={DEVICE: sequence.cached_tokens} if sequence.cached_tokens else {},
             output_tokens=outputs,
             allocated_blocks=dict(zip(names, sequence.peak_blocks or [0] * len(names), strict=True)),
             attention_mode=self.limits.attention_mode,

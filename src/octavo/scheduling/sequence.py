@@ -11,6 +11,7 @@ from enum import Enum
 
 import numpy as np
 
+from octavo.memory.keys import Chain
 from octavo.memory.values import Int32
 from octavo.scheduling.request import Request
 
@@ -42,6 +43,10 @@ class Sequence:
     preempted_s: float = 0.0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    chain: Chain | None = None
+    """Keys of its full blocks, where blocks are reused."""
+    cached_tokens: int | None = None
+    """Prompt tokens that its first admission found kept."""
     peak_blocks: list[int] = field(default_factory=list)
 
     @property
