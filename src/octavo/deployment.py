@@ -13,7 +13,16 @@ from octavo.config import Config
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import Dtype, dtype_named
 from octavo.geometry.model import ModelGeometry
-from octavo.geometry.state import Chunked, Constant, Growing, Windowed, parts_of
+from octavo.geometry.state import (
+    Borrowed,
+    Chunked,
+    Constant,
+    Growing,
+    Stateless,
+    Windowed,
+    components_bytes,
+    parts_of,
+)
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import BOUNDLESS, BlockOrder, Layout, make_layout
 from octavo.planner.ledger import Ledger, StepLimits, make_ledger, predict_runtime
@@ -265,7 +274,7 @@ def _most_sequences(layout: Layout, slabs: int) -> int:
     return low
 
 
-SERVED = (("k", "v"),)
+SERVED = (("k", "v"), ("latent", "rope_k"))
 """What a layer may keep per position, by the names of its components."""
 
 
@@ -273,10 +282,10 @@ def _require_served(geometry: ModelGeometry) -> None:
     """Refuse by name what a layer keeps and no kernel reads."""
     for index, state in enumerate(geometry.layers):
         for part in parts_of(state):
-            if not part.bytes_kept(1) or isinstance(part, Constant):
+            if isinstance(part, (Borrowed, Stateless, Constant)) or not components_bytes(part.components):
                 continue
             served = isinstance(part, (Growing, Windowed, Chunked))
-            names = tuple(component.name for component in getattr(part, "components", ()))
+            names = tuple(component.name for component in part.components)
             if served and names in SERVED:
                 continue
             kind = f"{geometry.attention_mode} ({' + '.join(names)})" if served else f"{type(part).__name__} state"

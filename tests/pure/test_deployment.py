@@ -15,7 +15,7 @@ from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16, FP16, FP32
 from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.model import ModelGeometry
-from octavo.geometry.state import Component, Growing
+from octavo.geometry.state import Component, Compressed, Growing
 from octavo.memory.groups import StateGroup
 from octavo.memory.layout import make_layout
 
@@ -169,24 +169,29 @@ def test_weights_already_loaded_are_not_taken_off_twice() -> None:
     assert before.kv_bytes == after.kv_bytes
 
 
+def test_latent_state_that_can_be_planned_but_not_served_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"mla.*not served yet"):
+        decided(geometry=geometry_from_config({"model_type": "deepseek_v3", "num_hidden_layers": 2}, BF16))
+
+
+def test_compressed_state_that_can_be_planned_but_not_served_is_refused_by_name() -> None:
+    kv = (Component("compressed_kv", (64,), BF16),)
+    geometry = replace(llama(), layers=(*llama().layers[1:], Compressed(kv, 4)))
+    with pytest.raises(ConfigError, match=r"layer 31 keeps Compressed.*not served yet"):
+        decided(geometry=geometry)
+
+
 @pytest.mark.parametrize(
-    ("config", "kind"),
+    ("config", "groups"),
     [
-        ({"model_type": "llama4_text", "num_hidden_layers": 4}, "Chunked"),
-        ({"model_type": "deepseek_v3", "num_hidden_layers": 2}, "mla"),
-        (
-            {
-                "model_type": "gemma4_text",
-                "num_hidden_layers": 12,
-                "num_kv_shared_layers": 6,
-            },
-            "Borrowed",
-        ),
+        ({"model_type": "llama4_text", "num_hidden_layers": 4}, ["chunk_8192", "full"]),
+        ({"model_type": "gemma4_text", "num_hidden_layers": 12, "num_kv_shared_layers": 6}, ["window_512", "full"]),
+        ({"model_type": "gpt_oss", "num_hidden_layers": 2}, ["window_128", "full"]),
     ],
 )
-def test_state_that_can_be_planned_but_not_served_is_refused_by_name(config: dict[str, Any], kind: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{kind}.*not served yet"):
-        decided(geometry=geometry_from_config(config, BF16))
+def test_layers_are_laid_out_by_the_law_that_they_follow(config: dict[str, Any], groups: list[str]) -> None:
+    decided_ = decided(geometry=geometry_from_config(config, BF16))
+    assert [group.name for group in decided_.layout.groups] == groups
 
 
 def test_window_layers_are_served_at_full_length_and_the_ledger_says_so() -> None:
@@ -257,7 +262,7 @@ def test_tokens_in_a_pool_of_several_groups_is_the_most_that_fits() -> None:
 
     layout = make_layout((group("wide", 6), group("narrow", 2)), 4)
     for slabs in range(12):
-        most = tokens_in(layout, slabs)
+        most = tokens_in(layout, slabs, Config())
         assert layout.slabs_for(most) <= slabs
         assert layout.slabs_for(most + 1) > slabs
 

@@ -6,7 +6,17 @@ import pytest
 
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16
-from octavo.geometry.state import Component, Constant, Growing, Stateless, Windowed
+from octavo.geometry.state import (
+    Borrowed,
+    Chunked,
+    Component,
+    Compound,
+    Compressed,
+    Constant,
+    Growing,
+    Stateless,
+    Windowed,
+)
 from octavo.memory.groups import StateGroup, served_groups
 from octavo.memory.layout import Layout, make_layout
 from octavo.simulate.toy_model import toy_layout
@@ -104,16 +114,46 @@ def test_slabs_count_each_group_in_whole_slabs() -> None:
     assert [layout.slabs_for(n) for n in (1, 4, 5, 8, 9, 12)] == [2, 2, 3, 3, 5, 5]
 
 
-def test_window_layers_keep_their_full_length_and_share_tables_with_the_others() -> None:
+def test_layers_of_one_law_form_a_group_in_order_of_each_laws_first_layer() -> None:
     kv = (Component("k", (2, 8), BF16), Component("v", (2, 8), BF16))
-    groups = served_groups([Growing(kv), Windowed(kv, 8), Stateless(), Growing(kv)])
-    assert [group.layers for group in groups] == [(0, 1, 3)]
+    groups = served_groups(
+        [Windowed(kv, 8), Growing(kv), Stateless(), Chunked(kv, 16), Borrowed(0), Constant(kv), Windowed(kv, 8)]
+    )
+    assert [(group.name, group.layers) for group in groups] == [
+        ("window_8", (0, 6)),
+        ("full", (1,)),
+        ("chunk_16", (3,)),
+        ("constant", (5,)),
+    ]
+    laws = [(group.window_tokens, group.chunk_tokens, group.per_sequence) for group in groups]
+    assert laws == [(8, None, False), (None, None, False), (None, 16, False), (None, None, True)]
+
+
+def test_windows_of_two_lengths_share_no_tables() -> None:
+    kv = (Component("k", (2, 8), BF16),)
+    groups = served_groups([Windowed(kv, 8), Windowed(kv, 9), Windowed(kv, 8)])
+    assert [(group.window_tokens, group.layers) for group in groups] == [(8, (0, 2)), (9, (1,))]
+
+
+def test_a_window_with_sinks_keeps_its_full_length_and_shares_tables_with_layers_that_grow() -> None:
+    kv = (Component("k", (2, 8), BF16),)
+    groups = served_groups([Growing(kv), Windowed(kv, 8, sink_tokens=2)])
+    assert [(group.name, group.layers) for group in groups] == [("full", (0, 1))]
+
+
+def test_a_layer_that_keeps_two_kinds_stands_in_two_groups() -> None:
+    kv, state = (Component("k", (2, 8), BF16),), (Component("recurrent", (4, 4), BF16),)
+    groups = served_groups([Compound((Growing(kv), Constant(state))), Growing(kv)])
+    assert [(group.name, group.layers, group.components) for group in groups] == [
+        ("full", (0, 1), (kv, kv)),
+        ("constant", (0,), (state,)),
+    ]
 
 
 def test_a_kind_of_state_that_is_not_served_is_refused_by_name() -> None:
     kv = (Component("k", (2, 8), BF16),)
-    with pytest.raises(ConfigError, match=r"Constant.*layer 1"):
-        served_groups([Growing(kv), Constant(kv)])
+    with pytest.raises(ConfigError, match=r"Compressed.*layer 1"):
+        served_groups([Growing(kv), Compressed(kv, 4, waiting=kv)])
 
 
 def test_a_block_of_no_tokens_and_a_model_without_state_are_refused() -> None:

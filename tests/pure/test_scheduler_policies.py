@@ -66,6 +66,7 @@ class Splitting(IterationBatching):
 )
 def test_a_split_of_the_budget_that_cannot_be_is_refused(answer: Any, complaint: str) -> None:
     world = ToyWorld(slabs=30, seqs=4, budget=8, policies=Policies(batching=Splitting(answer)))
+    world.ask(4, 9)  # decodes beside the other's chunks: together they want more than a step has
     world.ask(30, 3)
     with pytest.raises(PolicyError, match=complaint):
         world.step(3)
@@ -117,7 +118,7 @@ def test_an_unknown_policy_is_refused_with_the_names_that_there_are(seam: str, n
 
 
 def view(**given: int) -> AdmissionView:
-    figures = {"total": 100, "free": 100, "promised": 0, "committed": 0, "need": 1, "need_max": 1, "running": 0}
+    figures = {"total": 100, "free": 100, "promised": 0, "promised_max": 0, "need": 1, "need_max": 1, "running": 0}
     return AdmissionView(**{**figures, **given}, resuming=False)  # type: ignore[arg-type]
 
 
@@ -145,8 +146,8 @@ def test_one_that_was_preempted_comes_back_when_each_running_one_can_grow_by_a_b
 
 
 def test_the_guarantee_admits_when_all_declared_maxima_fit_together() -> None:
-    assert GuaranteedNoEvict().admits(view(committed=60, need_max=40, free=3))
-    assert not GuaranteedNoEvict().admits(view(committed=60, need_max=41, free=100))
+    assert GuaranteedNoEvict().admits(view(promised_max=60, need_max=40, free=100, need=90, promised=90))
+    assert not GuaranteedNoEvict().admits(view(promised_max=60, need_max=41, free=100))
 
 
 @pytest.mark.parametrize("split", [decodes_first, Chaos(5).split], ids=["decodes first", "chaos"])

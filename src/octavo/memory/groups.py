@@ -11,7 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
-from octavo.geometry.state import Chunked, Component, Constant, Growing, LayerState, Part, Windowed, parts_of
+from octavo.geometry.state import (
+    Borrowed,
+    Chunked,
+    Component,
+    Constant,
+    Growing,
+    LayerState,
+    Part,
+    Stateless,
+    Windowed,
+    components_bytes,
+    parts_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,7 @@ def served_groups(layers: Sequence[LayerState]) -> tuple[StateGroup, ...]:
 
 
 def _law(part: Part, layer: int) -> _Law | None:
-    if not part.bytes_kept(1):
+    if isinstance(part, (Borrowed, Stateless)) or not components_bytes(part.components):
         return None
     if isinstance(part, Growing) or (isinstance(part, Windowed) and part.sink_tokens):
         return FULL
