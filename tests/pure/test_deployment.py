@@ -169,9 +169,10 @@ def test_weights_already_loaded_are_not_taken_off_twice() -> None:
     assert before.kv_bytes == after.kv_bytes
 
 
-def test_latent_state_that_can_be_planned_but_not_served_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"mla.*not served yet"):
-        decided(geometry=geometry_from_config({"model_type": "deepseek_v3", "num_hidden_layers": 2}, BF16))
+def test_components_that_can_be_planned_but_not_served_are_refused_by_name() -> None:
+    latent = (Component("latent", (512,), BF16), Component("rope_k", (64,), BF16), Component("index_k", (128,), BF16))
+    with pytest.raises(ConfigError, match=r"layer 0 keeps .*latent \+ rope_k \+ index_k.*not served yet"):
+        decided(geometry=replace(llama(), layers=(Growing(latent),)))
 
 
 def test_compressed_state_that_can_be_planned_but_not_served_is_refused_by_name() -> None:
@@ -187,6 +188,7 @@ def test_compressed_state_that_can_be_planned_but_not_served_is_refused_by_name(
         ({"model_type": "llama4_text", "num_hidden_layers": 4}, ["chunk_8192", "full"]),
         ({"model_type": "gemma4_text", "num_hidden_layers": 12, "num_kv_shared_layers": 6}, ["window_512", "full"]),
         ({"model_type": "gpt_oss", "num_hidden_layers": 2}, ["window_128", "full"]),
+        ({"model_type": "deepseek_v3", "num_hidden_layers": 2}, ["full"]),
     ],
 )
 def test_layers_are_laid_out_by_the_law_that_they_follow(config: dict[str, Any], groups: list[str]) -> None:
