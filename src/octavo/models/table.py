@@ -70,7 +70,7 @@ VERIFIED: tuple[str, ...] = (
 
 _ALIBI = "its position bias (ALiBi) rides on the attention mask, and paged attention has no mask"
 _RECURRENT = "it keeps recurrent state, which is not served yet"
-_LATENT = "it keeps latent attention state (MLA), which is not served yet"
+_INDEXED = "an index of its own chooses what it attends to (sparse attention), which is not served"
 _SHARED = "some of its layers read the attention state of others, which is not served yet"
 _CHUNKED = "its layers attend inside fixed chunks, which is not served yet"
 _ENCODER = "it is an encoder and does not generate"
@@ -112,22 +112,23 @@ REFUSED: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "deepseek_v2",
-            "deepseek_v3",
+            "axk2",
             "deepseek_v32",
-            "glm4_moe_lite",
+            "dots3_note",
+            "glm5_next",
             "glm_moe_dsa",
-            "longcat_flash",
-            "minicpm3",
-            "youtu",
+            "hy_v4",
+            "hy_v4_vl",
+            "mistral_large4",
         ),
-        _LATENT,
+        _INDEXED,
     ),
     **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _SHARED),
     **dict.fromkeys(("bert", "roberta", "electra", "camembert", "xlm-roberta", "megatron-bert", "big_bird"), _ENCODER),
     **dict.fromkeys(("t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "whisper", "prophetnet"), _PAIR),
 }
 
+_INDEX_WIDTHS = ("index_head_dim", "indexer_head_dim")
 _SERVED_LAYERS = ("full_attention", "sliding_attention")
 _LAYER_KINDS = {"chunked_attention": _CHUNKED}
 
@@ -142,8 +143,8 @@ def refusal(config: Any) -> str | None:
         return _PAIR
     if getattr(text, "alibi", False):
         return _ALIBI
-    if getattr(text, "kv_lora_rank", None):
-        return _LATENT
+    if any(getattr(text, name, None) for name in _INDEX_WIDTHS):
+        return _INDEXED
     if getattr(text, "num_kv_shared_layers", 0):
         return _SHARED
     if getattr(text, "add_cross_attention", False):
