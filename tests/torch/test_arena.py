@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo.errors import ConfigError
-from octavo.geometry.dtypes import BF16, FP8, FP32
+from octavo.geometry.dtypes import BF16, FP32, INT4
 from octavo.geometry.state import Component, Growing
 from octavo.memory.groups import StateGroup, served_groups
 from octavo.memory.layout import make_layout
@@ -94,8 +94,8 @@ def test_more_memory_than_there_is_is_refused_by_its_size():
 
 
 def test_a_type_without_kernels_is_refused_by_name():
-    layout = make_layout(served_groups([Growing(kv(2, 4, FP8))]), 16, "tokens_heads")
-    with pytest.raises(ConfigError, match="fp8"):
+    layout = make_layout(served_groups([Growing(kv(2, 4, INT4))]), 16, "tokens_heads")
+    with pytest.raises(ConfigError, match="int4"):
         Arena(layout, 2).pages(0)
 
 

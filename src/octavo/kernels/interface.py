@@ -24,13 +24,20 @@ class Pages:
     """One layer's keys and values in the arena, as views of all places where a block may start.
 
     Block `u` is `k[u]`: [block_tokens, kv_heads, head_dim] in the order `tokens_heads`, or
-    [kv_heads, block_tokens, head_dim] in the order `heads_tokens`.
+    [kv_heads, block_tokens, head_dim] in the order `heads_tokens`. Where they are kept in eight
+    bits, every row of the last axis has a scale in `k_scales[u]` and `v_scales[u]`: see `quantise`.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     token_bytes: int
-    """Of one position's key and value."""
+    """Of one position's key and value, scales included."""
+    k_scales: torch.Tensor | None = None
+    v_scales: torch.Tensor | None = None
+
+    @property
+    def quantised(self) -> bool:
+        return self.k_scales is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

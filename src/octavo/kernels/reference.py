@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from octavo.kernels.interface import AttentionRule, AttentionStep, Pages
+from octavo.kernels.quantise import dequantise, quantise
 from octavo.memory.layout import BlockOrder
 
 TILE_BYTES = 3 << 20
@@ -42,10 +43,11 @@ class _Piece:
     """Gathered positions to drop at the front (single sequences only)."""
     length: int
     """Gathered positions to keep, counted from `skip`."""
-    index: torch.Tensor | None
-    """Which blocks to gather; None: the chunk starts its sequence and reads the new keys directly."""
+    index: torch.Tensor
+    """Which blocks to gather."""
     mask: torch.Tensor | None
-    causal: bool = False
+    direct: bool = False
+    """The chunk starts its sequence and is plainly causal: what it reads is what it brings."""
 
 
 class ReferenceAttention:
@@ -60,8 +62,13 @@ class ReferenceAttention:
 
     def write(self, k: torch.Tensor, v: torch.Tensor, pages: Pages, step: AttentionStep) -> None:
         where = (step.write_blocks, step.write_offsets)
-        pages.k.index_put_(where, k.to(pages.k.dtype))
-        pages.v.index_put_(where, v.to(pages.v.dtype))
+        for new, held, scales in ((k, pages.k, pages.k_scales), (v, pages.v, pages.v_scales)):
+            if scales is None:
+                held.index_put_(where, new.to(held.dtype))
+                continue
+            values, row_scales = quantise(new, held.dtype)
+            held.view(torch.int8).index_put_(where, values.view(torch.int8))
+            scales.index_put_(where, row_scales)
 
     def attend(
         self,
@@ -89,38 +96,49 @@ class ReferenceAttention:
     ) -> torch.Tensor:
         queries = q[piece.first : piece.last]
         tokens, heads = queries.shape[:2]
-        if piece.index is None:
+        if piece.direct and not pages.quantised:
             # Rounded as the pages round them: later chunks will read them from there.
             k = new[0][:, :, piece.first : piece.last].to(pages.k.dtype).to(q.dtype)
             v = new[1][:, :, piece.first : piece.last].to(pages.v.dtype).to(q.dtype)
         else:
-            k = self._gather("k", pages.k, piece, piece.index, q.dtype)
-            v = self._gather("v", pages.v, piece, piece.index, q.dtype)
+            k = self._gather("k", pages.k, pages.k_scales, piece, q.dtype)
+            v = self._gather("v", pages.v, pages.v_scales, piece, q.dtype)
         # [sequences, heads, 1, dim] for a tile of decodes, [1, heads, tokens, dim] for a chunk
         grouped = queries.unsqueeze(2) if piece.sequences == tokens else queries.transpose(0, 1).unsqueeze(0)
         result = _weighted(grouped, k, v, piece, rule)  # [sequences, heads, queries, v_dim]
         return result.transpose(1, 2).reshape(tokens, heads, v.shape[-1])
 
     def _gather(
-        self, role: str, pages: torch.Tensor, piece: _Piece, index: torch.Tensor, dtype: torch.dtype
+        self, role: str, pages: torch.Tensor, scales: torch.Tensor | None, piece: _Piece, dtype: torch.dtype
     ) -> torch.Tensor:
         """The piece's blocks, one after the other: [sequences, kv_heads, length, dim]."""
-        flat = self._buffer(role, (len(index), *pages.shape[1:]), pages)
-        torch.index_select(pages, 0, index, out=flat)
+        flat = self._gathered(role, pages, piece.index)
+        if scales is not None:
+            wide = self._buffer(f"{role} read", flat.shape, torch.float32, pages.device)
+            flat = dequantise(flat, self._gathered(f"{role} scales", scales, piece.index), wide)
         joined = flat.view(piece.sequences, -1, *pages.shape[2:])
         return joined[:, piece.skip : piece.skip + piece.length].to(dtype).transpose(1, 2)
 
-    def _buffer(self, role: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    def _gathered(self, role: str, pages: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """The blocks of `index` [blocks, *block shape], in memory that the next piece uses again."""
+        out = self._buffer(role, (len(index), *pages.shape[1:]), pages.dtype, pages.device)
+        torch.index_select(pages, 0, index, out=out)
+        return out
+
+    def _buffer(self, role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Scratch memory that is kept: a fresh allocation of this size costs a page fault every 4 KiB."""
         needed = prod(shape)
-        held = self._scratch.get((role, like.dtype))
+        held = self._scratch.get((role, dtype))
         if held is None or held.numel() < needed:
-            held = torch.empty(needed + needed // 4, dtype=like.dtype, device=like.device)
-            self._scratch[role, like.dtype] = held
+            held = torch.empty(needed + needed // 4, dtype=dtype, device=device)
+            self._scratch[role, dtype] = held
         return held[:needed].view(shape)
 
     def _pieces(self, step: AttentionStep, pages: Pages, rule: AttentionRule, q: torch.Tensor) -> list[_Piece]:
-        tile_blocks = max(1, self._tile_bytes // (pages.token_bytes * step.block_tokens))
+        read_bytes = pages.token_bytes
+        if pages.quantised:  # they lie in the cache as they are read
+            read_bytes += 4 * (pages.k[0].numel() + pages.v[0].numel()) // step.block_tokens
+        tile_blocks = max(1, self._tile_bytes // (read_bytes * step.block_tokens))
         key = (rule.window, rule.chunk_tokens, tile_blocks, q.dtype)
         pieces: list[_Piece] | None = step.memo.get(key)
         if pieces is None:
@@ -178,7 +196,8 @@ def _chunk_pieces(step: AttentionStep, chunk: int, rule: AttentionRule, q: torch
     positions = np.arange(start, context)
     firsts = rule.first_read(positions)
     if not firsts[-1] and start == 0:
-        yield _Piece(offset, offset + context, 1, 0, 0, context, None, None, causal=True)
+        index = _units(step, chunk, 0, context, q)
+        yield _Piece(offset, offset + context, 1, len(index), 0, context, index, None, direct=True)
         return
     for low in range(start, context, QUERY_ROWS):
         high = min(context, low + QUERY_ROWS)
@@ -188,10 +207,14 @@ def _chunk_pieces(step: AttentionStep, chunk: int, rule: AttentionRule, q: torch
         visible = (keys <= positions[part, None]) & (keys >= firsts[part, None])
         first, last = offset + low - start, offset + high - start
         mask = _additive(visible, q)
-        first_block, end_block = lowest // bt, -(-high // bt)
-        units = step.tables[step.rows[chunk], first_block:end_block].astype(np.int64)
-        index = torch.from_numpy(units).to(q.device)
-        yield _Piece(first, last, 1, len(units), lowest - first_block * bt, high - lowest, index, mask)
+        index = _units(step, chunk, lowest, high, q)
+        yield _Piece(first, last, 1, len(index), lowest % bt, high - lowest, index, mask)
+
+
+def _units(step: AttentionStep, chunk: int, low: int, high: int, q: torch.Tensor) -> torch.Tensor:
+    """Where the blocks of positions low .. high - 1 start."""
+    blocks = slice(low // step.block_tokens, -(-high // step.block_tokens))
+    return torch.from_numpy(step.tables[step.rows[chunk], blocks].astype(np.int64)).to(q.device)
 
 
 def _additive(visible: np.ndarray, q: torch.Tensor) -> torch.Tensor:
@@ -212,7 +235,7 @@ def _weighted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: _Piece, 
             found = scaled_dot_product_attention(shared_q, k, v, attn_mask=piece.mask, scale=rule.scale)
             return found.reshape(n, heads, 1, -1)
         return scaled_dot_product_attention(
-            q, k, v, attn_mask=piece.mask, is_causal=piece.causal, scale=rule.scale, enable_gqa=heads != kv_heads
+            q, k, v, attn_mask=piece.mask, is_causal=piece.direct, scale=rule.scale, enable_gqa=heads != kv_heads
         )
     # The query heads that share a key head become more queries of that head.
     grouped = q.reshape(n, kv_heads, heads // kv_heads, queries, -1).flatten(2, 3)
@@ -222,7 +245,7 @@ def _weighted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: _Piece, 
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
     if piece.mask is not None:
         scores = scores + piece.mask
-    elif piece.causal:
+    elif piece.direct:
         hidden = torch.ones(queries, queries, dtype=torch.bool, device=q.device).triu_(1)
         scores = scores.masked_fill(hidden, float("-inf"))
     scores = scores.float()

@@ -25,6 +25,8 @@ from octavo.memory.layout import Field, Layout
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""Kept with float32 scales, one for each row of the last axis: behind the values of the same block."""
 
 
 class Arena:
@@ -66,16 +68,30 @@ class Arena:
     def view(self, layer: int, component: str) -> torch.Tensor:
         """[units, *field shape]: `view[u]` is the component's part of the block that starts at unit u."""
         index, field = self._fields[layer, component]
-        dtype = _torch_dtype(field.dtype)
+        return self._strided(index, field, field.offset_bytes, field.shape, _torch_dtype(field.dtype))
+
+    def scales(self, layer: int, component: str) -> torch.Tensor | None:
+        """[units, *field shape without its last axis]: a scale for each row of `view`; None where it has none."""
+        index, field = self._fields[layer, component]
+        if field.dtype.name not in QUANTISED:
+            return None
+        return self._strided(index, field, field.offset_bytes + prod(field.shape), field.shape[:-1], torch.float32)
+
+    def _strided(
+        self, index: int, field: Field, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         size = dtype.itemsize
         unit = self._unit_bytes[index]
-        if unit % size or field.offset_bytes % size:
-            raise ConfigError("dtype", field.dtype.name, f"blocks of {unit} bytes cannot be divided into its elements")
-        field_bytes = prod(field.shape) * size
-        units = (self.bytes.numel() - field.offset_bytes - field_bytes) // unit + 1
+        if unit % size or offset % size:
+            raise ConfigError(
+                "block_size",
+                self.layout.groups[index].block_tokens,
+                f"{field.component} of layer {field.layer} in {field.dtype} lies at byte {offset} of blocks that start "
+                f"every {unit} bytes, which cannot be divided into elements of {size}; use a multiple of 4",
+            )
+        units = (self.bytes.numel() - offset - prod(shape) * size) // unit + 1
         typed = self.bytes[: self.bytes.numel() // size * size].view(dtype)
-        inner = _contiguous_strides(field)
-        return typed.as_strided((units, *field.shape), (unit // size, *inner), field.offset_bytes // size)
+        return typed.as_strided((units, *shape), (unit // size, *_contiguous_strides(shape)), offset // size)
 
     def pages(self, layer: int) -> Pages | LatentPages:
         """Keys and values of one layer of plain attention, or the latents and rotary keys of one of MLA."""
@@ -85,11 +101,13 @@ class Arena:
         if not self.has(layer):
             raise ConfigError("model", f"layer {layer}", "keeps no keys and values in this layout")
         k, v = self.view(layer, "k"), self.view(layer, "v")
-        return Pages(k, v, self._token_bytes(layer, k, v))
+        scales = (self.scales(layer, "k"), self.scales(layer, "v"))
+        return Pages(k, v, self._token_bytes(layer, k, v, *scales), *scales)
 
-    def _token_bytes(self, layer: int, one: torch.Tensor, other: torch.Tensor) -> int:
+    def _token_bytes(self, layer: int, *parts: torch.Tensor | None) -> int:
         block_tokens = self.layout.groups[self.group_of(layer)].block_tokens
-        return (one[0].numel() * one.element_size() + other[0].numel() * other.element_size()) // block_tokens
+        block_bytes: int = sum(part[0].numel() * part.element_size() for part in parts if part is not None)
+        return block_bytes // block_tokens
 
     def has(self, layer: int) -> bool:
         return (layer, "k") in self._fields and (layer, "v") in self._fields
@@ -118,22 +136,24 @@ class Arena:
             self.bytes[start : start + layout.block_bytes].zero_()
             return
         for field in layout.fields:
-            block = self.view(field.layer, field.component)[unit]
-            token_axis = 1 if self.layout.block_order == "heads_tokens" and block.dim() > 2 else 0
-            block.narrow(token_axis, first_offset, layout.block_tokens - first_offset).zero_()
+            token_axis = 1 if self.layout.block_order == "heads_tokens" and len(field.shape) > 2 else 0
+            for part in (self.view(field.layer, field.component), self.scales(field.layer, field.component)):
+                if part is not None:
+                    part[unit].narrow(token_axis, first_offset, layout.block_tokens - first_offset).zero_()
 
 
-def _contiguous_strides(field: Field) -> tuple[int, ...]:
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides: list[int] = []
     step = 1
-    for size in reversed(field.shape):
+    for size in reversed(shape):
         strides.append(step)
         step *= size
     return tuple(reversed(strides))
 
 
 def _torch_dtype(dtype: Dtype) -> torch.dtype:
-    found = TORCH_DTYPES.get(dtype.name)
+    found = TORCH_DTYPES.get(dtype.name) or QUANTISED.get(dtype.name)
     if found is None:
-        raise ConfigError("kv_cache_dtype", dtype.name, f"not served yet; use one of {', '.join(TORCH_DTYPES)}")
+        known = ", ".join((*TORCH_DTYPES, *QUANTISED))
+        raise ConfigError("kv_cache_dtype", dtype.name, f"not served yet; use one of {known}")
     return found
