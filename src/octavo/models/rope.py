@@ -98,6 +98,8 @@ def _require_independence(module: Any, max_model_len: int) -> None:
                 alone, beside = module(x, near, **arguments), module(x, far, **arguments)
             except (TypeError, RuntimeError, IndexError):
                 return  # not called like a rotary module of text: the check of the whole model decides
+        if isinstance(alone, torch.Tensor):  # cosine and sine as one complex number
+            alone, beside = (alone,), (beside,)
         if not all(torch.equal(a[:, :4], b[:, :4]) for a, b in zip(alone, beside, strict=True)):
             name = type(module).__name__
             raise ModelError("rope_type", name, "its rotation of one token depends on the length of others")
