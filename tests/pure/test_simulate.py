@@ -180,8 +180,8 @@ def _forgets_an_answer(patch: pytest.MonkeyPatch) -> str:
 def _forgets_what_it_had(patch: pytest.MonkeyPatch) -> str:
     seat = Scheduler.welcome
 
-    def skip_one(self: Scheduler, sequence: object, draft: object) -> None:
-        seat(self, sequence, draft)  # type: ignore[arg-type]
+    def skip_one(self: Scheduler, sequence: object, draft: object, cached_tokens: int) -> None:
+        seat(self, sequence, draft, cached_tokens)  # type: ignore[arg-type]
         row = sequence.row  # type: ignore[attr-defined]
         if sequence.preemptions:  # type: ignore[attr-defined]
             self.running.feed[row] = np.roll(self.running.feed[row], 1)

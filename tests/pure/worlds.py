@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from octavo.scheduling.plan import Executor, StepPlan, StepResult
 from octavo.scheduling.request import Request, SamplingParams
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.executors import EchoExecutor
+from octavo.simulate.toy_laws import laws_of
 from octavo.simulate.toy_model import Answer, ToyExecutor, ToyModel, toy_layout
 
 VOCAB = 1000
@@ -145,7 +147,10 @@ class Watched:
 
 
 class ToyWorld:
-    """An engine over the toy model, whose answers depend on what it reads from its blocks."""
+    """An engine over the toy model, whose answers depend on what it reads from its blocks.
+
+    `heads`, `laws` and `slab_bytes` are those of `toy_layout`.
+    """
 
     def __init__(
         self,
@@ -153,11 +158,13 @@ class ToyWorld:
         heads: tuple[int, ...] = (2,),
         slabs: int = 16,
         seqs: int = 8,
+        laws: tuple[str, ...] = (),
+        slab_bytes: int = 0,
         model: ToyModel | None = None,
         **more: Any,
     ) -> None:
-        self.model = model or ToyModel()
-        layout = toy_layout(heads)
+        layout = toy_layout(heads, laws=laws, most_slab_bytes=slab_bytes)
+        self.model = replace(model or ToyModel(), laws=laws_of(layout))
         self.executor = Watched(ToyExecutor(self.model, layout, slabs, seqs))
         self.core = engine(layout=layout, slabs=slabs, seqs=seqs, executor=self.executor, **more)
         self.scheduler = self.core.scheduler

@@ -1,12 +1,13 @@
 """A toy model whose attention state is real: what it answers depends on what it reads from the arena.
 
-`ToyModel` is the arithmetic: the next token is a hash of all tokens before it. `ToyExecutor` gets
-the same figure the way a real one does, by writing an imprint of every position into the slots of
-its block tables and reading them back. A slot that is lost, shared or used too early changes a
-token, or is caught as `InvariantViolation`. Owns no policy; the answer never depends on one.
+`ToyModel` is the arithmetic: the next token is a hash of what its last position reads under each law (`toy_laws`).
+`ToyExecutor` gets the same figure the way a real one does, by writing an imprint of every position into the slots of
+its block tables and reading them back. A slot that is lost, shared, given up or used too early changes a token, or is
+caught as `InvariantViolation`: a slot that is handed out is filled with rubbish first. Owns no policy.
 
-    token t at position p --> imprint(t, p) --> written to every cell of p in every group
-    next token            <-- hash(sum of all cells of positions 0 .. p)
+    token t at position p --> imprint(t, p) --> written to every cell of p in every group that has positions
+                                            --> folded into the running state of every constant group
+    next token            <-- hash(what the last position reads of each)
 """
 
 from __future__ import annotations
@@ -21,29 +22,41 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import InvariantViolation
-from octavo.geometry.dtypes import BF16
-from octavo.geometry.state import Component
-from octavo.memory.groups import StateGroup
-from octavo.memory.layout import Layout, make_layout
-from octavo.memory.values import Int32
+from octavo.memory.layout import Layout
+from octavo.memory.values import BlockCopies, Int32, NewBlocks
 from octavo.scheduling.events import FinishReason
 from octavo.scheduling.plan import NO_TOKEN, PENDING, StepPlan, StepResult
 from octavo.scheduling.request import Request, SamplingParams
+from octavo.simulate.toy_laws import (
+    FULL,
+    WORD,
+    Law,
+    UInt64,
+    advanced,
+    combined,
+    imprints,
+    law_of,
+    laws_of,
+    scrambled,
+    toy_layout,
+)
 
-UInt64 = npt.NDArray[np.uint64]
+__all__ = [
+    "STOP_ID",
+    "VOCAB",
+    "Answer",
+    "ToyExecutor",
+    "ToyModel",
+    "identity_of",
+    "imprints",
+    "toy_layout",
+    "toy_model",
+    "toy_request",
+]
 
 VOCAB = 1000
 STOP_ID = 0
-_WORD = 2**64 - 1
-
-
-def toy_layout(heads: Sequence[int] = (2,), block_tokens: int = 4) -> Layout:
-    """One group of one layer for each entry, with that many key heads: (4, 2) packs two of the second in a slab."""
-    groups = [
-        StateGroup(f"g{i}", (i,), ((Component("k", (n, 2), BF16), Component("v", (n, 2), BF16)),))
-        for i, n in enumerate(heads)
-    ]
-    return make_layout(groups, block_tokens)
+_RUBBISH = np.uint64(0xDEADBEEFDEADBEEF)
 
 
 def toy_request(name: str, prompt: Sequence[int], max_tokens: int | None, **fields: Any) -> Request:
@@ -69,9 +82,11 @@ class ToyModel:
 
     ends_every: int = 0
     fails_every: int = 0
+    laws: tuple[Law, ...] = (FULL,)
+    """What a position reads: those of its layout, each once, in order."""
 
     def next_token(self, context: int) -> int:
-        drawn = _scrambled(context)
+        drawn = scrambled(context)
         if self.ends_every and drawn % self.ends_every == 0:
             return STOP_ID
         return 1 + (drawn >> 20) % (VOCAB - 1)
@@ -80,7 +95,7 @@ class ToyModel:
         """Whether one of the positions start .. end - 1 of this prompt's sequence cannot be computed."""
         if not self.fails_every:
             return False
-        return any(_scrambled(identity ^ (p * 0x9E37)) % self.fails_every == 0 for p in range(start, end))
+        return any(scrambled(identity ^ (p * 0x9E37)) % self.fails_every == 0 for p in range(start, end))
 
     def answer(self, request: Request, limit: int) -> Answer:
         """What a sequence of at most `limit` tokens gets when it is alone in the world."""
@@ -92,36 +107,26 @@ class ToyModel:
             return Answer(tokens, "length")
         if self.failing(identity, 0, len(prompt)):
             return Answer(tokens, "error")
-        context = int(imprints(prompt, 0).sum())
+        past = imprints(prompt, 0)
         while True:
             position = len(prompt) + len(tokens)
-            tokens.append(self.next_token(context & _WORD))
+            tokens.append(self.next_token(combined([law.context(past) for law in self.laws])))
             if tokens[-1] in request.stop_ids:
                 return Answer(tokens, "stop")
             if len(tokens) == room:
                 return Answer(tokens, "length")
             if self.failing(identity, position, position + 1):
                 return Answer(tokens, "error")
-            context += int(imprints(np.array(tokens[-1:], dtype=np.int32), position)[0])
+            past = np.append(past, imprints(np.array(tokens[-1:], dtype=np.int32), position))
+
+
+def toy_model(layout: Layout, ends_every: int = 0, fails_every: int = 0) -> ToyModel:
+    """The model whose state this layout keeps."""
+    return ToyModel(ends_every, fails_every, laws_of(layout))
 
 
 def identity_of(prompt: Int32) -> int:
     return int(imprints(prompt, 0).sum())
-
-
-def imprints(tokens: Int32, first: int) -> UInt64:
-    """What positions first, first + 1, ... leave in the arena; never zero in practice."""
-    values = tokens.astype(np.uint64) + (np.arange(first, first + len(tokens), dtype=np.uint64) << np.uint64(32))
-    values = (values + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
-    mixed: UInt64 = values ^ (values >> np.uint64(29))
-    return mixed
-
-
-def _scrambled(value: int) -> int:
-    value = (value * 0xBF58476D1CE4E5B9) & _WORD
-    value = ((value ^ (value >> 31)) * 0x94D049BB133111EB) & _WORD
-    return value ^ (value >> 29)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,41 +134,47 @@ class _Chunk:
     """What a chunk needs to run, as it stood when its plan was submitted."""
 
     request: Request
-    tables: list[list[int]]
-    """By group."""
+    tables: list[dict[int, int]]
+    """By group: slots by block, of those that the chunk reads or writes."""
 
 
 class ToyExecutor:
     """Runs plans when they are collected, so that every answer comes as late as the depth allows.
 
-    Raises `InvariantViolation` when a plan breaks the seam's contract: `executor-tables` (blocks out
-    of order or for a row that has left, or a chunk beyond its blocks) or `in-flight-slots` (a slot
-    is handed out while a plan that touches it has not completed).
+    Raises `InvariantViolation` when a plan breaks the seam's contract: `executor-tables` (blocks out of order or for
+    a row that has left, a chunk beyond its blocks, or one that writes where another's state is) or `in-flight-slots`
+    (a slot is handed out, or copied to, while a plan that touches it has not completed).
     """
 
     def __init__(self, model: ToyModel, layout: Layout, slabs: int, rows: int) -> None:
         self.model = model
         self.layout = layout
-        self._unit_bytes = gcd(*(g.block_bytes // g.block_tokens for g in layout.groups))
+        self._laws = tuple(law_of(group) for group in layout.groups)
+        _require("executor-tables", laws_of(layout) == model.laws, f"the model reads {model.laws}, not {self._laws}")
+        self._unit_bytes = gcd(*(g.block_bytes // max(1, g.block_tokens) for g in layout.groups), layout.slab_bytes)
         self._arena = np.zeros(slabs * layout.slab_bytes // self._unit_bytes, dtype=np.uint64)
         self._touched_by = np.full(len(self._arena), -1, dtype=np.int64)
-        self._tables: list[list[list[int]]] = [[] for _ in range(rows)]
+        self._tables: list[list[dict[int, int]]] = [[] for _ in range(rows)]
         self._requests: dict[int, Request] = {}
+        self._writers: dict[tuple[int, int], int] = {}
+        """Who may write a slot: the row that it was handed out to, by (group, slot)."""
         self._last_token = np.full(rows, NO_TOKEN, dtype=np.int32)
         self._plans: deque[tuple[StepPlan, list[_Chunk]]] = deque()
         self._completed = -1
 
+    # -- the seam -----------------------------------------------------------------------------
+
     def submit(self, plan: StepPlan) -> None:
         self._apply(plan)
+        for copies in (*plan.copies_before, *plan.copies_after):
+            for target in copies.targets.tolist():
+                self._require_idle(plan.number, copies.group, target)
+        for copies in (*plan.copies_before, *plan.copies_after):
+            for slot in (*copies.sources.tolist(), *copies.targets.tolist()):
+                self._touched_by[self._cells(copies.group, slot)] = plan.number
         chunks = []
-        for row, end in zip(plan.rows.tolist(), (plan.starts + plan.counts).tolist(), strict=True):
-            chunk = _Chunk(self._requests[row], [list(table) for table in self._tables[row]])
-            for group, table in enumerate(chunk.tables):
-                room = len(table) * self.layout.groups[group].block_tokens
-                _require("executor-tables", end <= room, f"plan {plan.number} row {row}: {end} positions, room {room}")
-                for slot in table:
-                    self._touched_by[self._cells(group, slot)] = plan.number
-            chunks.append(chunk)
+        for row, start, count in zip(plan.rows.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True):
+            chunks.append(self._prepared(plan.number, row, start, start + count))
         self._plans.append((plan, chunks))
 
     def collect(self) -> StepResult:
@@ -171,6 +182,7 @@ class ToyExecutor:
         tokens = np.full(plan.chunks, NO_TOKEN, dtype=np.int32)
         failures = []
         fed = np.split(plan.token_ids, np.cumsum(plan.counts)[:-1])
+        self._copy(plan.copies_before)
         for i, chunk in enumerate(chunks):
             row, start = int(plan.rows[i]), int(plan.starts[i])
             end = start + int(plan.counts[i])
@@ -180,27 +192,78 @@ class ToyExecutor:
                 failures.append((i, f"positions {start} .. {end - 1} cannot be computed"))
             elif plan.samples[i]:
                 tokens[i] = self._last_token[row] = self.model.next_token(self._context(chunk, end))
+        self._copy(plan.copies_after)
         self._completed = plan.number
         return StepResult(plan.number, tokens, plan.planned_s, failures=tuple(failures))
 
     def close(self) -> None:
         self._plans.clear()
 
+    # -- what a plan changes ------------------------------------------------------------------
+
     def _apply(self, plan: StepPlan) -> None:
+        computed = {}
         for admission in plan.admissions:
-            self._tables[admission.row] = [[] for _ in self.layout.groups]
+            self._tables[admission.row] = [{} for _ in self.layout.groups]
             self._requests[admission.row] = admission.request
-        seated = {*plan.rows.tolist(), *(admission.row for admission in plan.admissions)}
+            computed[admission.row] = admission.computed
+        seated = {*plan.rows.tolist(), *computed}
         for blocks in plan.new_blocks:
-            for row, index, slot in zip(
-                blocks.rows.tolist(), blocks.indices.tolist(), blocks.slots.tolist(), strict=True
-            ):
-                _require("executor-tables", row in seated, f"plan {plan.number} gives slot {slot} to absent row {row}")
-                busy = int(self._touched_by[self._cells(blocks.group, slot)].max())
-                _require("in-flight-slots", busy <= self._completed, f"plan {busy} still touches slot {slot}")
-                table = self._tables[row][blocks.group]
-                _require("executor-tables", index == len(table), f"row {row}: block {index} after {len(table)}")
-                table.append(slot)
+            absent = [row for row in blocks.rows.tolist() if row not in seated]
+            _require("executor-tables", not absent, f"plan {plan.number} gives blocks to absent rows {absent}")
+            self._add(plan.number, blocks, computed)
+
+    def _add(self, number: int, blocks: NewBlocks, computed: dict[int, int]) -> None:
+        group, block_tokens = blocks.group, self.layout.groups[blocks.group].block_tokens
+        for row, index, slot in zip(blocks.rows.tolist(), blocks.indices.tolist(), blocks.slots.tolist(), strict=True):
+            table = self._tables[row][group]
+            due = max(table) + 1 if table else None
+            _require("executor-tables", due in (None, index), f"row {row}: block {index} where {due} is due")
+            # A block that lies before what the row computes is shared: it keeps what it holds.
+            if not block_tokens or (index + 1) * block_tokens > computed.get(row, 0):
+                self._require_idle(number, group, slot)
+                self._arena[self._cells(group, slot)] = _RUBBISH
+                self._writers[group, slot] = row
+            table[index] = slot
+
+    def _require_idle(self, number: int, group: int, slot: int) -> None:
+        busy = int(self._touched_by[self._cells(group, slot)].max())
+        _require(
+            "in-flight-slots",
+            busy <= self._completed or busy == number,
+            f"plan {number} takes slot {slot} of group {group}, which plan {busy} still touches",
+        )
+
+    def _prepared(self, number: int, row: int, start: int, end: int) -> _Chunk:
+        tables = []
+        for group, layout in enumerate(self.layout.groups):
+            first, last = 0, 0
+            if layout.block_tokens:
+                first, last = (
+                    self._laws[group].first_read(start) // layout.block_tokens,
+                    (end - 1) // layout.block_tokens,
+                )
+            table = self._tables[row][group]
+            lacking = [index for index in range(first, last + 1) if index not in table]
+            _require("executor-tables", not lacking, f"plan {number} row {row} group {group}: no blocks {lacking}")
+            used = {index: table[index] for index in range(first, last + 1)}
+            for index, slot in used.items():
+                self._touched_by[self._cells(group, slot)] = number
+                writes = not layout.block_tokens or (index + 1) * layout.block_tokens > start
+                _require(
+                    "executor-tables",
+                    not writes or self._writers[group, slot] == row,
+                    f"plan {number} row {row} writes slot {slot} of group {group}, which is not its own",
+                )
+            tables.append(used)
+        return _Chunk(self._requests[row], tables)
+
+    # -- the arena ----------------------------------------------------------------------------
+
+    def _copy(self, copies: tuple[BlockCopies, ...]) -> None:
+        for some in copies:
+            for source, target in zip(some.sources.tolist(), some.targets.tolist(), strict=True):
+                self._arena[self._cells(some.group, target)] = self._arena[self._cells(some.group, source)]
 
     def _cells(self, group: int, slot: int) -> slice:
         first = self.layout.address(group, slot) // self._unit_bytes
@@ -210,7 +273,7 @@ class ToyExecutor:
         """The cells of positions start .. end - 1, as rows."""
         layout = self.layout.groups[group]
         positions = np.arange(start, end)
-        slots = np.array(chunk.tables[group], dtype=np.int64)[positions // layout.block_tokens]
+        slots = np.array([chunk.tables[group][p] for p in (positions // layout.block_tokens).tolist()], dtype=np.int64)
         bytes_ = slots // layout.blocks_per_slab * self.layout.slab_bytes
         bytes_ += slots % layout.blocks_per_slab * layout.block_bytes
         width = layout.block_bytes // layout.block_tokens // self._unit_bytes
@@ -218,16 +281,25 @@ class ToyExecutor:
         return first[:, None] + np.arange(width)
 
     def _write(self, chunk: _Chunk, start: int, values: UInt64) -> None:
-        for group in range(len(self.layout.groups)):
-            self._arena[self._places(chunk, group, start, start + len(values))] = values[:, None]
+        for group, law in enumerate(self._laws):
+            if law.constant:
+                cells = self._cells(group, chunk.tables[group][0])
+                for cell in range(cells.start, cells.stop):
+                    before = int(self._arena[cell]) if start else 0  # a slot that is handed out holds rubbish
+                    self._arena[cell] = np.uint64(advanced(before, values))
+            else:
+                self._arena[self._places(chunk, group, start, start + len(values))] = values[:, None]
 
     def _context(self, chunk: _Chunk, end: int) -> int:
-        """The sum over positions, once for each cell: each group must have kept the same sequence."""
-        sums: list[int] = []
-        for group in range(len(self.layout.groups)):
-            read = self._arena[self._places(chunk, group, 0, end)]
-            sums.extend(int(column) for column in read.sum(axis=0))
-        return sums[0] if len(set(sums)) == 1 else sum(sums)
+        """What position end - 1 reads, once for each cell: each must have kept the same of the sequence."""
+        sums: dict[Law, list[int]] = {}
+        for group, law in enumerate(self._laws):
+            if law.constant:
+                read = self._arena[self._cells(group, chunk.tables[group][0])][None, :]
+            else:
+                read = self._arena[self._places(chunk, group, law.first_read(end - 1), end)]
+            sums.setdefault(law, []).extend(int(column) for column in read.sum(axis=0))
+        return combined([(alike[0] if len(set(alike)) == 1 else sum(alike)) & WORD for alike in sums.values()])
 
 
 def _require(name: str, holds: bool, detail: str) -> None:
