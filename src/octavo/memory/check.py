@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
@@ -34,19 +35,45 @@ def free_plus_allocated_is_total(cache: KVCache) -> None:
 
 
 def free_slots_are_unreferenced(cache: KVCache) -> None:
-    """EMPTY and DRAINING slots have no reference; FILLING and READY ones have at least one."""
+    """EMPTY and DRAINING slots have no reference, FILLING ones at least one; READY ones too, unless they are cached."""
     for group, columns in enumerate(cache.pool.slots):
         idle = (columns.state == SlotState.EMPTY) | (columns.state == SlotState.DRAINING)
-        odd = np.flatnonzero(idle != (columns.refs == 0))
+        cached = (columns.state == SlotState.READY) & _keyed(cache, group) & (columns.refs == 0)
+        odd = np.flatnonzero((idle | cached) != (columns.refs == 0))
         _require(
             "free-is-unreferenced",
             not len(odd),
             f"group {group} slot {_first(odd)}: state {_at(columns.state, odd)}, {_at(columns.refs, odd)} references",
         )
+        counted = cache.pool.cached[group]
+        _require("free-is-unreferenced", counted == int(cached.sum()), f"group {group}: {counted} counted as cached")
+
+
+def kept_blocks_can_be_found(cache: KVCache) -> None:
+    """A slot stands at a node if and only if it is findable; it is READY or drains, and its start is kept with it."""
+    if cache.sharing is None:
+        return
+    directory = cache.sharing.directory
+    for group, layout in enumerate(cache.layout.groups):
+        columns, found = cache.pool.slots[group], np.zeros(len(cache.pool.slots[group].refs), dtype=bool)
+        for node in directory.nodes():
+            slot = node.slots[group]
+            if slot < 0:
+                continue
+            where = f"group {group} slot {slot} at node {node.number}"
+            _require("kept-is-findable", not found[slot], f"{where} stands at two nodes")
+            found[slot] = True
+            state = SlotState(int(columns.state[slot]))
+            _require("kept-is-findable", state in (SlotState.READY, SlotState.DRAINING), f"{where} is {state.name}")
+            start = node.parent is None or node.parent.index < 0 or node.parent.slots[group] >= 0
+            if layout.block_tokens and not layout.slides:
+                _require("kept-is-findable", start, f"{where}: the block before it is not kept")
+        odd = np.flatnonzero(found != directory.keyed[group])
+        _require("kept-is-findable", not len(odd), f"group {group} slot {_first(odd)} is marked wrongly")
 
 
 def references_equal_occurrences(cache: KVCache) -> None:
-    """A slot's references are its occurrences in live tables and suspensions, no more and no less."""
+    """A slot's references are its occurrences in live tables, suspensions, pins and doubles, no more and no less."""
     for group, columns in enumerate(cache.pool.slots):
         odd = np.flatnonzero(_occurrences(cache, group) != columns.refs)
         _require(
@@ -96,8 +123,7 @@ def bytes_in_use_equal_geometry(cache: KVCache) -> None:
         columns = cache.pool.slots[group]
         held = int(np.count_nonzero(columns.refs)) * layout.block_bytes
         shared = int((columns.refs - 1).clip(min=0).sum())
-        blocks = int(cache.tables[group].held.sum())
-        blocks += sum(len(s.slots[group]) for s in cache.suspensions.values())
+        blocks = int(_occurrences(cache, group).sum())
         _require(
             "bytes-equal-geometry",
             held == (blocks - shared) * layout.block_bytes,
@@ -141,6 +167,7 @@ def contiguous_tables_are_runs(cache: KVCache) -> None:
 INVARIANTS: dict[str, Callable[[KVCache], None]] = {
     "free-plus-allocated": free_plus_allocated_is_total,
     "free-is-unreferenced": free_slots_are_unreferenced,
+    "kept-is-findable": kept_blocks_can_be_found,
     "references-equal-occurrences": references_equal_occurrences,
     "no-writable-alias": no_two_writable_blocks_alias,
     "allocated-covers-committed": allocated_covers_committed,
@@ -180,8 +207,8 @@ def check_rows(cache: KVCache, rows: Int32) -> None:
 
 
 def is_empty(cache: KVCache) -> bool:
-    """True when nothing is held, nothing drains, and every slab is free."""
-    return cache.pool.free.count == cache.pool.slabs and not any(cache.pool.draining)
+    """True when nothing is held, nothing drains, and every slab is free or holds nothing but cached blocks."""
+    return cache.pool.available_slabs == cache.pool.slabs and not any(cache.pool.draining)
 
 
 def _occurrences(cache: KVCache, group: int) -> Int64:
@@ -190,7 +217,17 @@ def _occurrences(cache: KVCache, group: int) -> Int64:
     inside = (columns < table.counts[:, None]) & (columns >= table.firsts[:, None])
     listed = [table.slots[inside]]
     listed += [np.array([slot for _, slot in s.slots[group]], dtype=np.int32) for s in cache.suspensions.values()]
+    listed += [slots for pinned in cache.pins.values() for pinned_group, slots in pinned if pinned_group == group]
+    if cache.sharing is not None:
+        doubles = [slot for doubled_group, slot in cache.sharing.doubles() if doubled_group == group]
+        listed.append(np.array(doubles, dtype=np.int32))
     return np.bincount(np.concatenate(listed), minlength=len(cache.pool.slots[group].refs))
+
+
+def _keyed(cache: KVCache, group: int) -> npt.NDArray[np.bool_]:
+    if cache.sharing is None:
+        return np.zeros(len(cache.pool.slots[group].refs), dtype=bool)
+    return cache.sharing.directory.keyed[group]
 
 
 def _live_rows(cache: KVCache) -> Iterator[int]:
