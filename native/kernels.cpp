@@ -1,0 +1,57 @@
+// The kernels of one instruction set. Compiled once for each: OCTAVO_ISA names it, OCTAVO_AVX512 or OCTAVO_AVX2 says
+// which intrinsics there are (neither: portable, any processor).
+#include "few.h"
+#include "many.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+namespace {
+
+size_t scratch_floats(const Call& c, int rows) { return rows <= kFewRows ? few_scratch(c) : Many::floats(c, rows); }
+
+size_t partial_floats(const Call& c) { return padded(c.pages->v_dim) + 2; }
+
+template <class E>
+void attend_as(const Call& c, const Item& it, int head, float* scratch) {
+  if (it.count * c.group <= kFewRows) attend_few<E>(c, it, head, scratch);
+  else attend_many<E>(c, it, head, scratch);
+}
+
+void attend(const Call& c, const Item& it, int head, float* scratch) {
+  if (c.pages->dtype == Dtype::f32) attend_as<F32>(c, it, head, scratch);
+  else if (c.pages->dtype == Dtype::bf16) attend_as<BF16>(c, it, head, scratch);
+  else attend_as<F16>(c, it, head, scratch);
+}
+
+void put(Dtype to_type, char* to, Dtype from_type, const char* from, int n) {
+  if (to_type == from_type) {
+    std::memcpy(to, from, n * size_of(to_type));
+    return;
+  }
+  alignas(64) float row[kMostDim + W];
+  widen_any(from_type, row, from, n, 1.0f);
+  narrow_any(to_type, to, row, n, 1.0f);
+}
+
+void write(const Write& w, int64_t first, int64_t last) {
+  const Pages& pages = *w.pages;
+  const int64_t size = size_of(w.dtype);
+  for (int64_t t = first; t < last; t++) {
+    char* k = const_cast<char*>(pages.k) + w.blocks[t] * pages.unit_bytes + w.offsets[t] * pages.k_token_bytes;
+    char* v = const_cast<char*>(pages.v) + w.blocks[t] * pages.unit_bytes + w.offsets[t] * pages.v_token_bytes;
+    for (int h = 0; h < pages.kv_heads; h++) {
+      put(pages.dtype, k + h * pages.k_head_bytes, w.dtype, w.k + (t * w.k_token + h * w.k_head) * size, pages.k_dim);
+      put(pages.dtype, v + h * pages.v_head_bytes, w.dtype, w.v + (t * w.v_token + h * w.v_head) * size, pages.v_dim);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace OCTAVO_ISA
+
+#define OCTAVO_TEXT(x) #x
+#define OCTAVO_NAME(x) OCTAVO_TEXT(x)
+extern const Kernels OCTAVO_TABLE = {OCTAVO_NAME(OCTAVO_ISA), OCTAVO_ISA::scratch_floats, OCTAVO_ISA::partial_floats,
+                                     OCTAVO_ISA::attend, OCTAVO_ISA::write};
+
+}  // namespace octavo

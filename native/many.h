@@ -1,0 +1,181 @@
+// Attention of many query rows (a chunk: positions x heads of a group), in groups of a few vectors of rows.
+// Scores have the rows in the lanes, scores[key][row]: queries are transposed once, keys never, and the softmax
+// needs no sum across lanes. Rows are ordered by position, so a group of rows sees nearly the same keys.
+#pragma once
+
+#include "rows.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr int kVectors = W == 16 ? 4 : 2;  // vectors of rows in a group
+constexpr int kRows = kVectors * W;
+
+// scores[t][row] of `keys` keys for N vectors of rows; q is [dim][kRows], K keys at a time.
+template <int N, int K>
+OCTAVO_INLINE void score(float* scores, const float* q, const char* const* k, int dim, int keys) {
+  for (int t = 0; t < keys; t += K) {
+    vf sums[K][N] = {};
+    for (int d = 0; d < dim; d++) {
+      vf row[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) row[n] = load(q + d * kRows + n * W);
+#pragma GCC unroll 8
+      for (int i = 0; i < K; i++) {
+        vf key = splat(reinterpret_cast<const float*>(k[t + i])[d]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sums[i][n] = fma(key, row[n], sums[i][n]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < K; i++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) store(scores + (t + i) * kRows + n * W, sums[i][n]);
+  }
+}
+
+inline void score_rows(float* scores, const float* q, const char* const* k, int dim, int keys, int vectors) {
+  if (vectors == 1) score<1, 8>(scores, q, k, dim, keys);
+  else if (vectors == 2) score<2, 4>(scores, q, k, dim, keys);
+#if defined(OCTAVO_AVX512)
+  else if (vectors == 3) score<3, 4>(scores, q, k, dim, keys);
+  else score<4, 4>(scores, q, k, dim, keys);
+#endif
+}
+
+// What a group of rows carries from tile to tile.
+struct State {
+  alignas(64) float most[kRows], total[kRows], decay[kRows];
+  alignas(64) int32_t low[kRows], high[kRows];  // a row sees keys low .. high - 1
+};
+
+// Scores of keys first .. first + keys - 1 become weights, for one vector of rows.
+template <bool MASK, bool CAP>
+OCTAVO_INLINE void soften_lanes(float* scores, State& s, int n, int first, int keys, float cap) {
+  const vi low = load(s.low + n * W), high = load(s.high + n * W);
+  vf before = load(s.most + n * W), most = before;
+  for (int t = 0; t < keys; t++) {
+    vf x = load(scores + t * kRows + n * W);
+    if (CAP) x = tanh(x) * splat(cap);
+    if (MASK) {
+      vi at = splat(first + t);
+      x = where((at >= low) & (at < high), x, splat(kNone));
+    }
+    most = greater(x, most);
+    if (CAP || MASK) store(scores + t * kRows + n * W, x);
+  }
+  vf base = where(most == splat(kNone), vf{}, most), sums = vf{};
+  for (int t = 0; t < keys; t++) {
+    vf x = load(scores + t * kRows + n * W);
+    vf p = exp2(x - base);
+    if (MASK) p = where(x == splat(kNone), vf{}, p);
+    sums += p;
+    store(scores + t * kRows + n * W, p);
+  }
+  vf decay = exp2(before - base);
+  store(s.decay + n * W, decay);
+  store(s.total + n * W, fma(load(s.total + n * W), decay, sums));
+  store(s.most + n * W, most);
+}
+
+inline void soften_rows(float* scores, State& s, int vectors, int first, int keys, bool mask, float cap) {
+  for (int n = 0; n < vectors; n++) {
+    if (cap > 0) {
+      if (mask) soften_lanes<true, true>(scores, s, n, first, keys, cap * kLog2e);
+      else soften_lanes<false, true>(scores, s, n, first, keys, cap * kLog2e);
+    } else if (mask) soften_lanes<true, false>(scores, s, n, first, keys, 0);
+    else soften_lanes<false, false>(scores, s, n, first, keys, 0);
+  }
+}
+
+struct Many {
+  int groups, width;
+  float* q;       // [groups][k_dim][kRows]
+  float* values;  // [groups * kRows][width]
+  float* scores;  // [kKeyTile + 8][kRows]
+  float* k;       // [kKeyTile][padded k_dim], where the pages are not float
+  float* v;
+  State* states;
+
+  static size_t floats(const Call& c, int rows) {
+    size_t groups = (rows + kRows - 1) / kRows, k = padded(c.pages->k_dim), v = padded(c.pages->v_dim);
+    return groups * kRows * (k + v) + (kKeyTile + 8) * (size_t)kRows + kKeyTile * (k + v) +
+           groups * sizeof(State) / sizeof(float) + 64;
+  }
+  Many(const Call& c, int rows, float* p) : groups((rows + kRows - 1) / kRows), width(padded(c.pages->v_dim)) {
+    states = reinterpret_cast<State*>(p);
+    p += groups * sizeof(State) / sizeof(float);
+    q = p, p += (size_t)groups * kRows * padded(c.pages->k_dim);
+    values = p, p += (size_t)groups * kRows * width;
+    scores = p, p += (kKeyTile + 8) * kRows;
+    k = p, p += kKeyTile * padded(c.pages->k_dim);
+    v = p;
+  }
+};
+
+inline void load_queries(const Call& c, const Item& it, int head, const Many& m) {
+  const int rows = it.count * c.group, dim = c.pages->k_dim;
+  alignas(64) float row[kMostDim + W];
+  for (int r = 0; r < m.groups * kRows; r++) {
+    State& s = m.states[r / kRows];
+    int source = lesser(r, rows - 1), i = r % kRows, p = it.position + source / c.group;
+    float* q = m.q + (size_t)(r / kRows) * dim * kRows + i;
+    if (r < rows) widen_any(c.dtype, row, query_row(c, it, head, r), dim, query_scale(c));
+    for (int d = 0; d < dim; d++) q[d * kRows] = row[d];
+    s.most[i] = kNone;
+    s.total[i] = 0;
+    s.low[i] = c.sight.first_key(p);
+    s.high[i] = p + 1;
+  }
+  std::memset(m.values, 0, sizeof(float) * m.groups * kRows * m.width);
+}
+
+// The tile's keys and values as floats that can be read lane by lane.
+template <class E>
+inline void widen_tile(const Call& c, const Many& m, Keys& keys, int count) {
+  const int k_dim = c.pages->k_dim, v_dim = c.pages->v_dim, k_width = padded(k_dim);
+  for (int t = 0; t < count; t++) {
+    widen<E>(m.k + t * k_width, keys.k[t], k_dim, splat(1.0f));
+    widen<E>(m.v + t * m.width, keys.v[t], v_dim, splat(1.0f));
+  }
+  for (int t = 0; t < count + 8; t++) {
+    int source = lesser(t, count - 1);
+    keys.k[t] = reinterpret_cast<const char*>(m.k + source * k_width);
+    keys.v[t] = reinterpret_cast<const char*>(m.v + source * m.width);
+  }
+}
+
+template <class E>
+inline void attend_many(const Call& c, const Item& it, int head, float* scratch) {
+  const Pages& pages = *c.pages;
+  const int rows = it.count * c.group;
+  Many m(c, rows, scratch);
+  load_queries(c, it, head, m);
+  Keys keys;
+  for (int first = it.key_lo; first < it.key_hi; first += kKeyTile) {
+    const int count = lesser(kKeyTile, it.key_hi - first);
+    keys.find(pages, it.table, head, first, count);
+    if (c.pages->dtype != Dtype::f32) widen_tile<E>(c, m, keys, count);
+    for (int g = 0; g < m.groups; g++) {
+      State& s = m.states[g];
+      // Bounds rise with the row: the first row is the last to see low keys, the last row the first to see high ones.
+      const int a = larger(first, s.low[0]) - first, b = lesser(first + count, s.high[kRows - 1]) - first;
+      if (a >= b) continue;
+      const int vectors = lesser(kVectors, (rows - g * kRows + W - 1) / W);
+      const bool mask = s.low[kRows - 1] > first + a || s.high[0] < first + b;
+      score_rows(m.scores, m.q + (size_t)g * pages.k_dim * kRows, keys.k + a, pages.k_dim, b - a, vectors);
+      soften_rows(m.scores, s, vectors, first + a, b - a, mask, c.softcap);
+      for (int r = 0; r < vectors * W; r += 4)
+        weigh_all<F32, 4, 1, kRows>(m.values + (size_t)(g * kRows + r) * m.width, pages.v_dim, s.decay + r,
+                                    m.scores + r, keys.v + a, b - a, nullptr, 0);
+    }
+  }
+  deliver(c, it, head, [&](int r, float& most, float& total) {
+    most = m.states[r / kRows].most[r % kRows];
+    total = m.states[r / kRows].total[r % kRows];
+    return m.values + (size_t)r * m.width;
+  });
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,42 @@
+// One step's work for one kind of layer, cut into items that threads take one by one.
+// How a chunk is cut depends on that chunk alone, so that a sequence's result never depends on its batch-mates.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "types.h"
+
+namespace octavo {
+
+// What the caller tells of a step. Arrays of `chunks` entries; `offsets` has one more.
+struct Step {
+  int64_t chunks;
+  const int64_t* rows;
+  const int64_t* offsets;
+  const int64_t* starts;
+  const int64_t* contexts;
+  const int32_t* tables;
+  int64_t table_rows, table_columns;
+  int block_tokens;
+};
+
+struct Plan {
+  Sight sight;
+  int group, kv_heads, block_tokens;
+  std::vector<Item> items;  // the most work first
+  int tiles = 0;
+  int most_rows = 0;         // of an item
+  int64_t partial_rows = 0;  // over all heads
+  int64_t last_unit = -1;    // the highest that is read
+  int64_t tokens = 0;
+  double work = 0;  // keys x rows over all heads
+
+  // Throws std::invalid_argument where the step contradicts itself.
+  Plan(const Step& step, Sight sight, int group, int kv_heads);
+
+ private:
+  void add_tile(const Step& step, int64_t chunk, int first, int count, int segment_keys);
+};
+
+}  // namespace octavo

@@ -1,0 +1,148 @@
+"""Random paged worlds for the native kernels' tests, and attention written out in float64 to hold them against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from octavo.geometry.dtypes import FP32, Dtype
+from octavo.geometry.state import Component, Growing
+from octavo.kernels.interface import AttentionRule, AttentionStep
+from octavo.memory.groups import served_groups
+from octavo.memory.layout import make_layout
+from octavo.runtime.arena import Arena
+
+
+@dataclass
+class Shape:
+    """What a layer looks like."""
+
+    kv_heads: int = 2
+    group: int = 3
+    dim: int = 64
+    v_dim: int = 64
+    block: int = 16
+    dtype: Dtype = FP32
+    q_dtype: torch.dtype = torch.float32
+
+    @property
+    def heads(self) -> int:
+        return self.kv_heads * self.group
+
+
+def exact(q, keys, values, first_position, rule):
+    """float64 attention of queries [tokens, heads, dim] over keys, values [context, kv_heads, dim]."""
+    tokens, heads, _ = q.shape
+    group = heads // keys.shape[1]
+    k = keys.double().repeat_interleave(group, 1).permute(1, 2, 0)  # [heads, dim, context]
+    v = values.double().repeat_interleave(group, 1).transpose(0, 1)
+    scores = (q.double().transpose(0, 1) @ k) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    positions = np.arange(first_position, first_position + tokens)
+    low = torch.from_numpy(rule.first_read(positions))[:, None]
+    at = torch.arange(len(keys))[None]
+    scores.masked_fill_((at < low) | (at > torch.from_numpy(positions)[:, None]), float("-inf"))
+    if rule.sinks is not None:
+        scores = torch.cat((scores, rule.sinks.double().view(heads, 1, 1).expand(heads, tokens, 1)), -1)
+        return (torch.softmax(scores, -1)[..., :-1] @ v).transpose(0, 1)
+    return (torch.softmax(scores, -1) @ v).transpose(0, 1)
+
+
+@dataclass
+class World:
+    """Sequences in an arena in which everything that no sequence wrote is NaN, and what they should read."""
+
+    shape: Shape
+    backend: object
+    slots: int = 0
+    seed: int = 0
+    spread: float = 1.0
+    keys: list = field(default_factory=list)
+    values: list = field(default_factory=list)
+
+    def __post_init__(self):
+        s = self.shape
+        self.random = np.random.default_rng(self.seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
+        state = Growing((Component("k", (s.kv_heads, s.dim), s.dtype), Component("v", (s.kv_heads, s.v_dim), s.dtype)))
+        layout = make_layout(served_groups((state,)), s.block, self.backend.block_order)
+        self.arena = Arena(layout, self.slots)
+        self.arena.bytes.fill_(0xFF)
+        self.pages = self.arena.pages(0)
+
+    def random_rows(self, tokens, heads, dim, dtype):
+        return (torch.randn(tokens, heads, dim, generator=self.generator) * self.spread).to(dtype)
+
+    def step(self, starts, counts, rule, *, poison_below=True):
+        """A step in which sequence i computes positions starts[i] .. starts[i] + counts[i] - 1, all else written before.
+
+        Chunks must be ordered as a step packs them. Returns (AttentionStep, q, k, v).
+        """
+        s = self.shape
+        starts, counts = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
+        contexts = starts + counts
+        columns = int(-(-contexts.max() // s.block))
+        free = self.random.permutation(self.slots)
+        tables = np.full((len(starts) + 1, columns), -7, np.int32)
+        rows = self.random.permutation(len(starts) + 1)[: len(starts)].astype(np.int64)
+        firsts = rule.first_read(starts) // s.block if poison_below else np.zeros_like(starts)
+        taken = 0
+        for row, first, context in zip(rows, firsts, contexts, strict=True):
+            need = -(-int(context) // s.block) - int(first)
+            tables[row, first : first + need] = free[taken : taken + need]
+            taken += need
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        q = self.random_rows(offsets[-1], s.heads, s.dim, s.q_dtype)
+        k_new, v_new = [], []
+        self.keys, self.values = [], []
+        for row, first, start, context in zip(rows, firsts, starts, contexts, strict=True):
+            k = self.random_rows(context, s.kv_heads, s.dim, s.q_dtype).to(self.pages.k.dtype)
+            v = self.random_rows(context, s.kv_heads, s.v_dim, s.q_dtype).to(self.pages.v.dtype)
+            low = int(first) * s.block
+            where = torch.arange(low, start) if low < start else torch.arange(0)
+            blocks = torch.from_numpy(tables[row].astype(np.int64))[where // s.block]
+            self._place(self.pages.k, blocks, where % s.block, k[where])
+            self._place(self.pages.v, blocks, where % s.block, v[where])
+            k_new.append(k[start:].to(s.q_dtype))
+            v_new.append(v[start:].to(s.q_dtype))
+            self.keys.append(k)
+            self.values.append(v)
+        where = np.concatenate([np.arange(a, b) for a, b in zip(starts, contexts, strict=True)])
+        token_rows = np.repeat(rows, counts)
+        decodes = int((counts == 1).sum())
+        step = AttentionStep(
+            block_tokens=s.block,
+            decodes=decodes,
+            rows=rows,
+            offsets=offsets,
+            starts=starts,
+            contexts=contexts,
+            tables=tables,
+            write_blocks=torch.from_numpy(tables[token_rows, where // s.block].astype(np.int64)),
+            write_offsets=torch.from_numpy(where % s.block),
+        )
+        return step, q, torch.cat(k_new), torch.cat(v_new)
+
+    def _place(self, pages, blocks, inside, rows):
+        if self.backend.block_order == "heads_tokens":
+            pages[blocks, :, inside] = rows
+        else:
+            pages[blocks, inside] = rows
+
+    def run(self, starts, counts, rule, backend=None):
+        """(output, exact output) of one step."""
+        backend = backend or self.backend
+        step, q, k, v = self.step(starts, counts, rule)
+        backend.write(k, v, self.pages, step)
+        out = backend.attend(q, (k.transpose(0, 1)[None], v.transpose(0, 1)[None]), self.pages, step, rule)
+        right = [
+            exact(q[step.offsets[i] : step.offsets[i + 1]], self.keys[i], self.values[i], int(step.starts[i]), rule)
+            for i in range(step.chunks)
+        ]
+        return out, torch.cat(right)
+
+
+PLAIN = AttentionRule(0.125)
