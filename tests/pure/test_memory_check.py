@@ -9,6 +9,7 @@ from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
 from octavo.memory.check import INVARIANTS, check, check_rows
 from octavo.memory.inspect import table_lines
+from octavo.memory.keys import KeySpace
 from octavo.memory.waste import Waste, useful_bytes, waste
 from octavo.simulate.toy_model import toy_layout
 
@@ -85,7 +86,8 @@ def test_useful_bytes_and_waste_add_up_to_what_is_owned(heads: tuple[int, ...], 
 
 @pytest.mark.parametrize("name", INVARIANTS)
 def test_each_invariant_notices_its_own_breach(name: str) -> None:
-    cache = KVCache(toy_layout(), 6, 2, contiguous=name == "contiguous-runs")
+    keys = KeySpace("toy", 4) if name == "kept-is-findable" else None
+    cache = KVCache(toy_layout(), 6, 2, contiguous=name == "contiguous-runs", keys=keys)
     cache.reserve(0, 12)
     cache.reserve(1, 5)
     commit(cache, 0, 8)
@@ -106,6 +108,7 @@ def test_each_invariant_notices_its_own_breach(name: str) -> None:
         "bytes-equal-geometry": lambda: cache.tables[0].counts.__setitem__(0, 2),
         "slab-ownership": lambda: cache.pool.used.__setitem__(0, 2),
         "draining-waits": drained_for_ever,
+        "kept-is-findable": lambda: cache.sharing.directory.keyed[0].__setitem__(5, True),
         "contiguous-runs": lambda: cache.tables[0].slots[0].__setitem__(slice(0, 2), [1, 0]),
     }
     INVARIANTS[name](cache)

@@ -134,7 +134,9 @@ def test_without_reuse_equal_prompts_share_no_block_and_report_no_cached_tokens(
     one, two = world.ask(text(20), 4), world.ask(text(20), 4)
     world.events += world.core.step(0.0)
     held = [set(world.cache.tables[0].row(world.core.scheduler.running.order[i]).tolist()) for i in range(2)]
-    assert held[0] and held[1] and not held[0] & held[1]
+    assert held[0]
+    assert held[1]
+    assert not held[0] & held[1]
     world.finish()
     assert (world.cached(one), world.cached(two)) == (0, 0)
 
