@@ -7,7 +7,7 @@ start-up logs (tests/pure/capacity_public.jsonl). A prediction never sees the fi
 from __future__ import annotations
 
 import argparse
-import re
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from tools.planner_records import (
     device_bytes,
     device_name,
     growing_config_of,
+    indexed_config_of,
     kv_dtype,
     number,
     read_records,
@@ -33,16 +34,23 @@ from octavo.errors import ConfigError
 from octavo.planner.asked import Asked
 from octavo.planner.build import Ground, ground_of, plan_for
 from octavo.planner.charging import AnyPaging, paging_for
+from octavo.planner.largest_step import first_rank_samples, largest_step
 from octavo.planner.pools import CellPool, TokenPool
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "tests" / "pure" / "capacity_public.jsonl"
+PUBLISHED = ROOT / "tests" / "pure" / "published_configs.json"
 PAGE = ROOT / "docs" / "planner-accuracy.md"
 GIB, MIB = 2**30, 2**20
 ABOUT = (
     "Written by `python tools/make_planner_accuracy.py`; do not edit. Each row is a figure that a real engine "
     "printed beside what the planner says from the record's inputs. The rules depend on engine, version and "
     "geometry alone."
+)
+HEADS = ("| record | engine | figure | planner | printed | off by |", "|---|---|---|---:|---:|---:|")
+ESTIMATES = (
+    "What a plan says where weights and runtime are not given: the largest step from tokens, widths and vocabulary, "
+    "and the KV cache that a config and a device alone make. Not counted above."
 )
 SWAP_BYTES = 4 * GIB
 """vLLM V0's default swap space on the host."""
@@ -162,6 +170,7 @@ def from_bytes(record: Record) -> Iterator[Comparison]:
     if isinstance(pages, CellPool):
         raise Insufficient("a pool that is not declared")
     unit = MIB if name.endswith("mib") else GIB
+    size -= _less_on_first_rank(record, there) / unit
     low, high = ((size + sign * rounding(seen[name])) * unit for sign in (-1, 1))
 
     def figure(what: str, of: Callable[[int], float], observed: Any, name: str) -> Comparison:
@@ -195,6 +204,14 @@ def from_bytes(record: Record) -> Iterator[Comparison]:
             float(not fits),
             "",
         )
+
+
+def _less_on_first_rank(record: Record, there: Ground) -> int:
+    """Where a log quotes a rank that does not sample; the tokens that it prints are the least of all ranks."""
+    peak = number(record.observed.get("peak_act_gib"))
+    if peak is None or record.observed.get("kv_tokens") is None:
+        return 0
+    return first_rank_samples(there.engine, there.asked.tp, there.geometry, there.step_limits, peak * GIB)
 
 
 def from_tokens(record: Record) -> Iterator[Comparison]:
@@ -267,20 +284,20 @@ def declared_cells(record: Record) -> Iterator[Comparison]:
     several = record.observed.get("kv_mib")
     if isinstance(several, list):
         yield made(record, "bytes of attention", cells / MIB, several[0], "MiB")
-        heads, width = (int(n) for n in re.findall(r"\d+", str(record.arch.get("indexer", "0 x 0")))[:2])
-        layers = len(there.geometry.layers)
-        yield made(record, "bytes of the index", there.context * layers * heads * width * 2 / MIB, several[1], "MiB")
+        _, both = _cells(record, kv_dtype(record), indexed_config_of(record))
+        index = both.cells(there.context) * both.cell_bytes - cells
+        yield made(record, "bytes of the index", index / MIB, several[1], "MiB")
     if "swa_cells" in record.observed:
         yield made(record, "cells of a window", window, record.observed["swa_cells"], "cells")
 
 
-def _cells(record: Record, kind: str) -> tuple[Ground, CellPool]:
+def _cells(record: Record, kind: str, config: dict[str, Any] | None = None) -> tuple[Ground, CellPool]:
     there = ground(record, growing_config_of(record))
     options = {"engine": "llamacpp", "kv_dtype": "q8_kv" if kind.lower() == "q8_kv" else kind,
                "context": there.asked.context, "max_num_seqs": there.asked.max_num_seqs,
                "max_num_batched_tokens": there.asked.max_num_batched_tokens}  # fmt: skip
     try:
-        config = config_of(record)
+        config = config or config_of(record)
     except Insufficient:
         config = growing_config_of(record)
     here = ground_of(config, Asked.of(**{k: v for k, v in options.items() if v is not None}))
@@ -288,6 +305,25 @@ def _cells(record: Record, kind: str) -> tuple[Ground, CellPool]:
     if not isinstance(pages, CellPool):
         raise Insufficient("cells")
     return here, pages
+
+
+def estimates(record: Record, published: dict[str, dict[str, Any]]) -> Iterator[Comparison]:
+    """What is estimated where nothing was measured: the largest step, and all of a device by its config alone."""
+    seen = record.observed
+    weights, peak = number(seen.get("weights_gib")), seen.get("peak_act_gib")
+    if weights is not None and number(seen.get("peak_torch_gib")) is not None:
+        peak = round(number(seen["peak_torch_gib"]) - weights, 2)
+    if peak is not None and "vocab" in record.arch and whole(record, "tp") in (None, 1):
+        there = ground(record)
+        step = largest_step(there.engine, there.geometry, there.step_limits)
+        yield made(record, "largest step", step.predicted_bytes / GIB, peak, "GiB")
+    config, kv = published.get(record.model), number(seen.get("available_kv_gib"))
+    if config is not None and weights is None and kv is not None and device_name(record):
+        there = ground(record, config)
+        share = number(record.inputs.get("gpu_memory_utilization")) or 0.9
+        given = {name: getattr(there.asked, name) for name in there.asked.given} | {"utilization": share}
+        plan = plan_for(config, Asked.of(**given))
+        yield made(record, "KV bytes by config alone", plan.budget.kv.predicted_bytes / GIB, kv, "GiB")
 
 
 RULES = (ledger, from_bytes, from_tokens, concurrency, declared_cells)
@@ -322,14 +358,21 @@ def page(records: list[Record]) -> str:
         "",
         summary,
         "",
-        "| record | engine | figure | planner | printed | off by |",
-        "|---|---|---|---:|---:|---:|",
+        *HEADS,
     ]
     for c in found:
         off = "within rounding" if c.within_rounding else f"{c.error:.2%}"
         lines.append(
             f"| {c.record} | {c.engine} | {c.what} | {_shown(c.predicted)} {c.unit} | {_shown(c.observed)} | {off} |"
         )
+    lines += ["", "## Estimates", "", ESTIMATES, "", *HEADS]
+    published = json.loads(PUBLISHED.read_text("utf-8"))
+    lines += [
+        f"| {c.record} | {c.engine} | {c.what} | {_shown(c.predicted)} {c.unit} | {_shown(c.observed)} "
+        f"| {c.predicted - c.observed:+.2f} GiB |"
+        for record in records
+        for c in estimates(record, published)
+    ]
     lines += ["", "## Not explained", ""]
     rest = [c for c in found if c.error > 0.01]
     lines += [
@@ -337,7 +380,8 @@ def page(records: list[Record]) -> str:
         for c in rest
     ]
     lines += [
-        "" if rest else "Nothing above 1%.",
+        *([] if rest else ["Nothing above 1%."]),
+        "",
         "## Inputs that do not suffice",
         "",
         "| record | engine | what the record does not say |",

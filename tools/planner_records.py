@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
-from octavo.planner.accelerators import device_named
+from octavo.planner.accelerators import devices_named
 from octavo.planner.engines import Engine, engine_named
 
 GIB = 2**30
@@ -31,6 +31,8 @@ class Record:
     inputs: Mapping[str, Any]
     observed: Mapping[str, Any]
     confidence: str
+    model: str = ""
+    """For the config that was published under this name, where a figure needs all of it; no rule reads it."""
 
     @property
     def rules(self) -> Engine:
@@ -50,7 +52,7 @@ class Insufficient(Exception):
 def read_records(path: Path) -> list[Record]:
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
     names = ("id", "engine", "version", "arch", "inputs", "observed", "confidence")
-    return [Record(*(row[name] for name in names)) for row in rows]  # fmt: skip
+    return [Record(*(row[name] for name in names), str(row.get("model", ""))) for row in rows]
 
 
 def number(value: Any) -> float | None:
@@ -107,16 +109,40 @@ def growing_config_of(record: Record) -> dict[str, Any]:
 
 
 def device_name(record: Record) -> str | None:
-    """The first word of the record's accelerator, if it fits one row of the table."""
-    words = str(record.inputs.get("gpu", "")).split(",")[0].split("(")[0].replace("GB", "").strip()
-    try:
-        return device_named(words.split(" 8")[0].strip()).name if words else None
-    except ConfigError:
-        return None
+    """The record's accelerator, if it fits one row of the table, or several that have the same memory."""
+    text = re.split(r"[,(]", str(record.inputs.get("gpu", "")))[0].strip()
+    for name in (text, text.split(" ")[0]):
+        try:
+            rows = devices_named(name) if name else ()
+        except ConfigError:
+            continue
+        if len({row.memory_bytes for row in rows}) == 1:
+            return rows[0].name
+    return None
 
 
 def config_of(record: Record) -> dict[str, Any]:
     """A config with the fields that fix the state, from what the record says of the architecture."""
+    widths = {"hidden_size": "hidden", "intermediate_size": "intermediate", "vocab_size": "vocab"}
+    if "vocab" not in record.arch:
+        return _state_of(record)
+    return _state_of(record) | {ours: record.arch[theirs] for ours, theirs in widths.items()}
+
+
+def indexed_config_of(record: Record) -> dict[str, Any]:
+    """Attention with heads and an index of its own in every layer, as `indexer: heads x width` says it."""
+    index = re.match(r"(\d+) x (\d+)", str(record.arch.get("indexer", "")))
+    if index is None or "full" not in record.arch:
+        raise Insufficient("the width of the index")
+    layers = int(record.arch["full"])
+    return growing_config_of(record) | {
+        "index_head_dim": int(index[1]) * int(index[2]),
+        "index_topk": 2048,
+        "layer_types": ["indexed_attention"] * layers,
+    }
+
+
+def _state_of(record: Record) -> dict[str, Any]:
     arch = record.arch
     text = str(arch.get("attn", ""))
     if "compressed" in text:

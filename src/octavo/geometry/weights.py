@@ -119,6 +119,35 @@ def weights_from_config(config: Mapping[str, Any], *, dtype: Dtype | None = None
     )
 
 
+def padding_of_experts(config: Mapping[str, Any], packing: str, hidden_multiple: int, width_multiple: int) -> int:
+    """Bytes that experts packed as `packing` grow by where a kernel takes sizes of such multiples only.
+
+    The hidden size is rounded up to `hidden_multiple`, an expert's width to `width_multiple` (twice that where its
+    gate and up matrices are one).
+    """
+    quantisation = quantisation_of(config)
+    if quantisation is None:
+        return 0
+    raw, model_type, architecture = language_model_of(config)
+    hidden = Fields(raw, model_type).required("hidden_size")
+    more = 0
+    for row in _rows(config, raw, model_type, architecture)[0]:
+        if not row.routed or not row.packable or hidden not in row.shape[-2:]:
+            continue
+        width = row.shape[-2] if row.shape[-1] == hidden else row.shape[-1]
+        multiple = 2 * width_multiple if "gate_up" in row.name else width_multiple
+        padded = prod(row.shape[:-2]) * _rounded(hidden, hidden_multiple) * _rounded(width, multiple)
+        for layer in row.layers or ():
+            found = quantisation.packing_of(row.name.replace("*", str(layer), 1).removesuffix(".weight"))
+            if found is not None and found.name == packing:
+                more += found.bytes_for(padded) - found.bytes_for(row.elements)
+    return more
+
+
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 def weights_from_tensors(tensors: Iterable[TensorEntry], config: Mapping[str, Any] | None = None) -> Weights:
     """Weights exactly as the headers of a checkpoint's files describe them.
 

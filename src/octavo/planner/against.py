@@ -15,6 +15,7 @@ from octavo.planner.asked import Asked
 from octavo.planner.build import Ground, ground_of
 from octavo.planner.charging import AnyPaging, paging_for
 from octavo.planner.engines import engine_named
+from octavo.planner.largest_step import first_rank_samples
 from octavo.planner.logs import Printed, read_log
 from octavo.planner.paging import Paging
 from octavo.planner.pools import CellPool, TokenPool
@@ -91,9 +92,7 @@ def _budget(printed: Printed) -> Iterator[Step]:
     """From the device to the KV cache, where the log states the parts."""
     total, share = printed.get("total_bytes"), printed.get("utilization")
     weights, kv = printed.get("weights_bytes"), printed.get("kv_bytes")
-    other, activation = printed.get("non_torch_bytes"), printed.get("activation_bytes")
-    if activation is None and printed.get("peak_bytes") is not None and weights is not None:
-        activation = printed.figures["peak_bytes"] - weights
+    other, activation = printed.get("non_torch_bytes"), _largest_step(printed)
     if total and share:
         slack = sum(printed.rounding.get(name, 0) for name in ("budget_bytes", "total_bytes"))
         says = f"{share:g} x {size(total)} of the device"
@@ -114,6 +113,21 @@ def _budget(printed: Printed) -> Iterator[Step]:
         yield Step("KV cache", kv, left, "bytes", "budget - weights - outside - largest step", slack)
 
 
+def _less_on_first_rank(printed: Printed, ground: Ground) -> int:
+    """Where a log quotes one rank and not the one with the least."""
+    stated = _largest_step(printed)
+    if stated is None or printed.times("kv_bytes") > 1:
+        return 0
+    return first_rank_samples(ground.engine, ground.asked.tp, ground.geometry, ground.step_limits, stated)
+
+
+def _largest_step(printed: Printed) -> float | None:
+    weights, activation = printed.get("weights_bytes"), printed.get("activation_bytes")
+    if activation is None and printed.get("peak_bytes") is not None and weights is not None:
+        return printed.figures["peak_bytes"] - weights
+    return activation
+
+
 def _pool(printed: Printed, ground: Ground, paging: AnyPaging) -> Iterator[Step]:
     """From the KV cache's bytes to blocks, tokens and concurrency, or back."""
     kv = printed.get("kv_bytes")
@@ -125,6 +139,11 @@ def _pool(printed: Printed, ground: Ground, paging: AnyPaging) -> Iterator[Step]
         return
     block = f"a block is {paging.block_tokens:,} tokens, {size(paging.unit_bytes)} a device"
     if kv is not None:
+        less = _less_on_first_rank(printed, ground)
+        if less:
+            yield Step("sampling on the first rank", None, less, "bytes",
+                       "the rank that was quoted does not sample; the first one does and has so much less")  # fmt: skip
+            kv -= less
         blocks = paging.units(int(kv))
         rest = int(kv) - blocks * paging.unit_bytes
         slack = printed.rounding.get("kv_bytes", 0) / paging.unit_bytes + 1

@@ -10,16 +10,12 @@ from octavo.geometry.dtypes import BF16
 from octavo.geometry.model import ModelGeometry
 from octavo.planner.asked import Asked
 from octavo.planner.engines import Engine
-from octavo.planner.ledger import KERNELS, LOGITS, TEMPORARY, Line, StepLimits, predict_runtime
+from octavo.planner.largest_step import largest_step
+from octavo.planner.ledger import KERNELS, Line, StepLimits, predict_runtime
 from octavo.planner.values import Budget
 
 COMMUNICATION_BYTES = 2**30
 """What collective communication between devices is taken to keep; 0.25 to 3 GiB were seen in public logs."""
-_STEP_LINES = (TEMPORARY, KERNELS)
-"""Lines of our own prediction that any engine has; the others are octavo's."""
-_LOGIT_BYTES = 8
-"""Of other engines: logits in two types. From its second engine on vLLM profiles a sorted sample of every row too."""
-_SORTED_LOGIT_BYTES = 24
 
 
 def make_budget(
@@ -61,19 +57,24 @@ def _left_for_kv(engine: Engine, asked: Asked, total: int, weights: int, used: i
 
 
 def runtime_lines(engine: Engine, asked: Asked, geometry: ModelGeometry, limits: StepLimits) -> tuple[Line, ...]:
-    """What running takes besides weights and KV: as given, or estimated from the largest step."""
+    """What running takes on one device besides weights and KV: as given, or estimated from the largest step.
+
+    `geometry` is the whole model's: tensor ranks do not share a step's activations out, each holds them.
+    """
     if asked.runtime_bytes is not None:
-        return (Line("runtime", asked.runtime_bytes, "as given"),)
+        return (Line("runtime", asked.runtime_bytes, "as given, per device"),)
     predicted = predict_runtime(geometry, limits)
     if engine.name != "octavo":
-        each = _SORTED_LOGIT_BYTES if engine.name == "vllm" and engine.since(0, 8) else _LOGIT_BYTES
-        vocab, seqs = geometry.vocab_size or 0, limits.max_num_seqs
-        logits = Line(LOGITS, seqs * vocab * each, f"predicted: vocabulary {vocab:,} x {seqs:,} sequences x {each} B")
-        predicted = (*(line for line in predicted if line.label in _STEP_LINES), logits)
+        context = next(line for line in predicted if line.label == KERNELS)
+        predicted = (largest_step(engine, geometry, limits), context)
+    ranks = asked.tp * asked.pp
+    whole = "; whole on every device" if ranks > 1 else ""
     lines = [
-        Line(line.label, line.predicted_bytes, _estimated(line.basis)) for line in predicted if line.predicted_bytes
+        Line(line.label, line.predicted_bytes, f"{_estimated(line.basis)}{whole}")
+        for line in predicted
+        if line.predicted_bytes
     ]
-    if asked.tp * asked.pp > 1:
+    if ranks > 1:
         lines.append(Line("communication", COMMUNICATION_BYTES, "estimated: buffers of collectives between devices"))
     return tuple(lines)
 

@@ -21,7 +21,7 @@ from octavo.planner.budget import make_budget, runtime_lines, step_limits
 from octavo.planner.capacity import capacity_of
 from octavo.planner.charging import AnyPaging, ChargeLimits, paging_for
 from octavo.planner.engines import Engine, as_kept_by, engine_named, kv_dtype_named, own_kv_dtype
-from octavo.planner.ledger import Line
+from octavo.planner.ledger import Line, StepLimits
 from octavo.planner.levers import Scene, levers_of
 from octavo.planner.roofline import Bounds, Machine, limits_of, roofline
 from octavo.planner.source import Source, own_dtype, says_recurrent_dtype, source_of
@@ -72,6 +72,11 @@ class Ground:
             speculative_tokens=self.asked.speculative_tokens,
         )
 
+    @property
+    def step_limits(self) -> StepLimits:
+        """Of the largest step, before anything is known of blocks."""
+        return step_limits(seqs=self.seqs, step_tokens=self.step_tokens, length=self.context, block_tokens=1, blocks=0)
+
 
 def ground_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Ground:
     source = source_of(model, asked)
@@ -113,21 +118,28 @@ def _step(
     engine: Engine, asked: Asked, memory: int | None, accelerator: Accelerator | None, context: int
 ) -> tuple[int, int]:
     """Sequences at once and tokens of a step at most: as asked, or the engine's own defaults."""
-    seqs = asked.max_num_seqs or (1 if engine.name == "llamacpp" else 256)
-    if asked.max_num_batched_tokens is not None:
-        return seqs, asked.max_num_batched_tokens
+    large = _large_vllm(engine, memory, accelerator)
+    seqs = asked.max_num_seqs or (1 if engine.name == "llamacpp" else 1024 if large else 256)
+    tokens = asked.max_num_batched_tokens
+    if tokens is not None:
+        return (min(seqs, tokens) if engine.name == "vllm" and asked.max_num_seqs is None else seqs), tokens
     if engine.name == "vllm":
-        return seqs, max(seqs, _vllm_step(engine, memory, accelerator, context))
+        return seqs, max(seqs, _vllm_step(engine, context, large=large))
     default = {"llamacpp": 512, "sglang": 8192, "trtllm": 8192}.get(engine.name, 2048)
     return seqs, default if engine.name == "llamacpp" else max(default, seqs)
 
 
-def _vllm_step(engine: Engine, memory: int | None, accelerator: Accelerator | None, context: int) -> int:
-    """Its first engine took whole prompts up to 32,768; the second takes more on large devices that compute in fp8."""
+def _large_vllm(engine: Engine, memory: int | None, accelerator: Accelerator | None) -> bool:
+    """Whether vLLM's second engine takes larger defaults: on large devices of the generation that computes in fp8."""
+    new = accelerator is None or "fp8" in accelerator.flops_per_s
+    return engine.name == "vllm" and engine.since(0, 8) and new and memory is not None and memory >= 70 * 2**30
+
+
+def _vllm_step(engine: Engine, context: int, *, large: bool) -> int:
+    """Its first engine took whole prompts up to 32,768."""
     if not engine.since(0, 8):
         return context if context <= 32_768 else 2048
-    new = accelerator is None or "fp8" in accelerator.flops_per_s
-    return 8192 if new and memory is not None and memory >= 70 * 2**30 else 2048
+    return 8192 if large else 2048
 
 
 def _fullest(geometry: ModelGeometry, asked: Asked, context: int) -> ModelGeometry:
@@ -139,7 +151,7 @@ def plan_for(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Plan
     """The same as `plan`, from options that are checked already."""
     ground = ground_of(model, asked)
     paging = paging_for(ground.engine, ground.device, ground.charge)
-    weights = weights_of(ground.source, asked)
+    weights = weights_of(ground.source, asked, ground.engine)
     budget = _budget(ground, paging, weights)
     kv_bytes = budget.kv.predicted_bytes if budget else asked.kv_cache_memory_bytes
     contexts = _contexts(ground)
@@ -225,7 +237,7 @@ def _budget(ground: Ground, paging: AnyPaging, weights: Weights) -> Budget | Non
         block_tokens=paging.block_tokens,
         blocks=max(0, ground.memory_bytes - line.predicted_bytes) // unit,
     )
-    runtime = runtime_lines(ground.engine, ground.asked, ground.device, limits)
+    runtime = runtime_lines(ground.engine, ground.asked, ground.geometry, limits)
     return make_budget(ground.engine, ground.asked, ground.memory_bytes, line, runtime, unit)
 
 

@@ -104,6 +104,15 @@ def version_of(name: str, text: str) -> tuple[int, ...]:
     return _LATEST
 
 
+def padded_experts(engine: Engine) -> tuple[str, int, int] | None:
+    """A packing whose experts grow when they are loaded, and the multiples of hidden size and width they grow to.
+
+    vLLM's default kernels of MXFP4 take outputs in 256s and inputs in 128s, and every matrix with the hidden size
+    has it as an output or as an input.
+    """
+    return ("mxfp4", 256, 128) if engine.name == "vllm" else None
+
+
 def kv_dtype_named(engine: Engine, asked: str) -> Dtype:
     """The element type of keys and values as the engine understands its name."""
     name = asked.lower()
@@ -131,7 +140,8 @@ def as_kept_by(engine: Engine, geometry: ModelGeometry, dtype: Dtype, recurrent:
     `geometry` is in an unquantised type. octavo keeps a scale per token and head; vLLM, SGLang and
     TensorRT-LLM one scale per tensor; latents in fp8 beside an index carry a scale for 128 values and
     keep the rotary key in bf16; an index is in fp8 whatever the latents are in; llama.cpp keeps recurrent
-    state and convolutions in float32. `recurrent` is the type of recurrences where the engine has one of its own.
+    state and convolutions in float32, and beside keys and values gives an index values as well.
+    `recurrent` is the type of recurrences where the engine has one of its own.
     """
     if engine.name == "octavo":
         return geometry
@@ -163,7 +173,9 @@ def _layer_kept(state: LayerState, kept: _Kept) -> LayerState:
         return Compound(tuple(p for p in parts if not isinstance(p, (Borrowed, Stateless, Compound))))
     if isinstance(state, Constant):
         return Constant(tuple(_constant_kept(c, kept) for c in state.components))
-    components = _one_row(state.components) if kept.engine.name == "llamacpp" else state.components
+    components = state.components
+    if kept.engine.name == "llamacpp":
+        components = _index_values(_one_row(components))
     return replace(state, components=tuple(_component_kept(c, kept) for c in components))
 
 
@@ -181,6 +193,17 @@ def _one_row(components: tuple[Component, ...]) -> tuple[Component, ...]:
         return components
     row = replace(components[0], shape=(widths["latent"] + widths["rope_k"],))
     return (row, *(c for c in components if c.name not in ("latent", "rope_k")))
+
+
+def _index_values(components: tuple[Component, ...]) -> tuple[Component, ...]:
+    """llama.cpp gives an index a cache like any other: beside keys and values of heads it has values of one head too.
+
+    Nothing reads them. A latent has no values, and its index none either.
+    """
+    values = next((c for c in components if c.name == "v"), None)
+    if values is None or not any(c.name.startswith(INDEX) for c in components):
+        return components
+    return (*components, Component(f"{INDEX}_v", (values.shape[-1],), values.dtype))
 
 
 def _component_kept(component: Component, kept: _Kept) -> Component:

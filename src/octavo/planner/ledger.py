@@ -164,7 +164,7 @@ def predict_runtime(geometry: ModelGeometry, limits: StepLimits) -> tuple[Line, 
 def _temporary(geometry: ModelGeometry, limits: StepLimits) -> Line:
     """The widest moment of a layer: four of the residual's width, the rotation's tables, and the wider half."""
     hidden = geometry.hidden_size
-    q_width, kv_width = _attention_widths(geometry)
+    q_width, kv_width = attention_widths(geometry)
     rotation = 2 * q_width // geometry.num_attention_heads if geometry.num_attention_heads else 0
     mlp = geometry.intermediate_size if geometry.intermediate_size is not None else 4 * hidden
     widest = max(2 * q_width + kv_width, 3 * mlp)
@@ -179,7 +179,7 @@ def _temporary(geometry: ModelGeometry, limits: StepLimits) -> Line:
     return Line(TEMPORARY, limits.max_num_batched_tokens * per_token, basis)
 
 
-def _attention_widths(geometry: ModelGeometry) -> tuple[int, int]:
+def attention_widths(geometry: ModelGeometry) -> tuple[int, int]:
     """(query width, key plus value width) of the widest layer of plain attention."""
     q_width = kv_width = 0
     for state in geometry.layers:

@@ -27,6 +27,11 @@ class Printed:
     rounding: Mapping[str, float] = field(default_factory=dict)
     """By name: half a unit of the last place that was printed, in the figure's own unit."""
     other: Mapping[str, str] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """By name: how often it was printed, by several ranks or again later."""
+
+    def times(self, name: str) -> int:
+        return self.ranks.get(name, 0)
 
     def get(self, name: str) -> float | None:
         return self.figures.get(name)
@@ -139,6 +144,7 @@ def parse_log(text: str, path: str = "log") -> Printed:
         )
     figures: dict[str, float] = {}
     rounding: dict[str, float] = {}
+    ranks: dict[str, int] = {}
     for name, pattern, unit in _ENGINES[engine]:
         hits = re.findall(pattern, text)
         if not hits or name in figures:
@@ -149,6 +155,7 @@ def parse_log(text: str, path: str = "log") -> Printed:
         # every rank prints its own: the one with the least decides what all of them hold
         chosen = min(plain, key=float) if name in _LEAST else plain[-1]
         figures[name] = float(chosen) * unit
+        ranks[name] = len(plain)
         places = len(chosen.partition(".")[2])
         rounding[name] = 0.5 * 10.0**-places * unit if places or unit > 1 else 0.0
     if engine == "llamacpp":
@@ -157,7 +164,7 @@ def parse_log(text: str, path: str = "log") -> Printed:
         raise ConfigError(
             "against", path, f"looks like {engine}'s and states no memory; give the part that was printed at start"
         )
-    return Printed(engine, _version(engine, text), figures, rounding, _texts(text))
+    return Printed(engine, _version(engine, text), figures, rounding, _texts(text), ranks)
 
 
 def _buffers(text: str) -> dict[str, float]:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import dtype_named
 from octavo.geometry.weights import Weights as Counted
-from octavo.geometry.weights import bytes_from_index, weights_from_config, weights_from_tensors
+from octavo.geometry.weights import (
+    bytes_from_index,
+    padding_of_experts,
+    weights_from_config,
+    weights_from_tensors,
+)
 from octavo.planner.asked import Asked
+from octavo.planner.engines import Engine, padded_experts
 from octavo.planner.source import Source
 from octavo.planner.values import Weights
 
@@ -34,18 +40,34 @@ class Tensor:
     bytes: int
 
 
-def weights_of(source: Source, asked: Asked) -> Weights:
+def weights_of(source: Source, asked: Asked, engine: Engine) -> Weights:
     counted, missing = _counted(source, asked)
     if asked.weights_bytes is not None:
         total = None if counted is None else counted.total_bytes
         return _made(counted, asked.weights_bytes, total, "as given, per device")
     if counted is None:
         return _made(None, None, None, missing)
+    padding, why = _padding(source, engine)
+    if padding:
+        counted = replace(counted, total_bytes=counted.total_bytes + padding)
     device = counted.rank_bytes(asked.tp, asked.pp)
     shared = f"; {asked.tp * asked.pp} devices share it" if asked.tp * asked.pp > 1 else ""
     estimate = "" if counted.exact else "estimated: "
-    basis = f"{estimate}{counted.basis}{shared}"
+    basis = f"{estimate}{counted.basis}{why}{shared}"
     return _made(counted, device, counted.total_bytes, basis)
+
+
+def _padding(source: Source, engine: Engine) -> tuple[int, str]:
+    """What an engine's kernels make experts grow by when they are loaded, and the words for it."""
+    rule = padded_experts(engine)
+    if rule is None:
+        return 0, ""
+    try:
+        size = padding_of_experts(source.config, *rule)
+    except ConfigError:
+        return 0, ""  # no formula for these layers: what there is of them is said in the basis
+    name, hidden, width = rule
+    return size, f", {name} experts padded by {size:,} B to multiples of {hidden} and {width}" if size else ""
 
 
 def _made(counted: Counted | None, device: int | None, total: int | None, basis: str) -> Weights:
