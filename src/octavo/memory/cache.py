@@ -20,7 +20,7 @@ import numpy as np
 
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.memory.keys import KeySpace
-from octavo.memory.layout import Layout
+from octavo.memory.layout import BOUNDLESS, Layout
 from octavo.memory.pool import BlockPool
 from octavo.memory.sharing import Sharing
 from octavo.memory.slots import SlotState
@@ -75,10 +75,8 @@ class KVCache:
     # -- room ---------------------------------------------------------------------------------
 
     def room_tokens(self, row: int) -> int:
-        """Positions that the row's blocks can hold."""
-        return min(
-            (int(t.counts[row]) * b for t, b in zip(self.tables, self._block_tokens, strict=True) if b), default=0
-        )
+        """Positions that the row's blocks can hold; constant state holds any number."""
+        return min(int(t.counts[row]) * (b or BOUNDLESS) for t, b in zip(self.tables, self._block_tokens, strict=True))
 
     def missing_blocks(self, row: int, upto: int) -> list[int]:
         """Blocks of each group that the row lacks to hold positions 0 .. upto - 1."""
