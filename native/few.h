@@ -57,14 +57,17 @@ inline void weigh_few(float* values, int dims, const float* decay, const float* 
 }
 
 // One row of scores of a tile becomes weights: the running maximum and total move on, the decay of what was summed
-// before comes back. Keys outside low .. high - 1 of the tile are hidden.
-inline float soften(float* scores, int low, int high, int count, float cap, float& most, float& total) {
+// before comes back. Keys outside low .. high - 1 of the tile are hidden. The scales of quantised keys and values
+// are applied here, once for a row of scores.
+inline float soften(float* scores, const Keys* scaled, int low, int high, int count, float cap, float& most,
+                    float& total) {
   int end = padded(count);
   vf top = splat(most);
   vi lane;
   for (int i = 0; i < W; i++) lane[i] = i;
   for (int t = 0; t < end; t += W) {
     vf s = load(scores + t);
+    if (scaled) s *= load(scaled->k_scale + t);
     if (cap > 0) s = tanh(s) * splat(cap * kLog2e);
     if (t < low || t + W > high) {
       vi at = lane + t;
@@ -80,7 +83,7 @@ inline float soften(float* scores, int low, int high, int count, float cap, floa
     vf p = exp2(s - splat(base));
     if (t < low || t + W > high) p = where(s == splat(kNone), vf{}, p);
     sums += p;
-    store(scores + t, p);
+    store(scores + t, scaled ? p * load(scaled->v_scale + t) : p);
   }
   float decay = most == kNone ? 0.0f : std::exp2(most - base);
   most = now;
@@ -118,8 +121,9 @@ inline void attend_few(const Call& c, const Item& it, int head, float* scratch) 
     }
     for (int r = 0; r < rows; r++) {
       int p = it.position + r / c.group;
-      decay[r] = soften(scores + r * kKeyTile, larger(0, c.sight.first_key(p) - first), lesser(count, p + 1 - first),
-                        count, c.softcap, most[r], total[r]);
+      decay[r] = soften(scores + r * kKeyTile, quantised(pages.dtype) ? &keys : nullptr,
+                        larger(0, c.sight.first_key(p) - first), lesser(count, p + 1 - first), count, c.softcap,
+                        most[r], total[r]);
     }
     int next = first + count, next_count = lesser(kKeyTile, it.key_hi - next);
     const char* const* ahead = nullptr;

@@ -134,9 +134,10 @@ inline void load_queries(const Call& c, const Item& it, int head, const Many& m)
 template <class E>
 inline void widen_tile(const Call& c, const Many& m, Keys& keys, int count) {
   const int k_dim = c.pages->k_dim, v_dim = c.pages->v_dim, k_width = padded(k_dim);
+  const bool scaled = quantised(c.pages->dtype);
   for (int t = 0; t < count; t++) {
-    widen<E>(m.k + t * k_width, keys.k[t], k_dim, splat(1.0f));
-    widen<E>(m.v + t * m.width, keys.v[t], v_dim, splat(1.0f));
+    widen<E>(m.k + t * k_width, keys.k[t], k_dim, splat(scaled ? keys.k_scale[t] : 1.0f));
+    widen<E>(m.v + t * m.width, keys.v[t], v_dim, splat(scaled ? keys.v_scale[t] : 1.0f));
   }
   for (int t = 0; t < count + 8; t++) {
     int source = lesser(t, count - 1);

@@ -43,16 +43,23 @@ std::vector<std::string> names() {
   return all;
 }
 
-Dtype dtype_of(int number) {
-  if (number < 0 || number > 2) throw std::invalid_argument("dtype: 0 is float32, 1 bfloat16, 2 float16");
+Dtype dtype_of(int number, Dtype most = Dtype::f16) {
+  if (number < 0 || number > static_cast<int>(most))
+    throw std::invalid_argument("dtype: 0 is float32, 1 bfloat16, 2 float16; of pages also 3 int8, 4 float8 e4m3");
   return static_cast<Dtype>(number);
 }
 
-Pages pages_of(int dtype, uintptr_t k, uintptr_t v, int64_t units, int64_t unit_bytes, const std::vector<int64_t>& strides,
-               const std::vector<int>& sizes) {
-  if (strides.size() != 4 || sizes.size() != 4) throw std::invalid_argument("four strides and four sizes are wanted");
-  Pages p{dtype_of(dtype), reinterpret_cast<const char*>(k), reinterpret_cast<const char*>(v), units, unit_bytes,
-          strides[0], strides[1], strides[2], strides[3], sizes[0], sizes[1], sizes[2], sizes[3]};
+// Addresses of keys, values and their scales; strides of a head and a token in bytes, for each of k, v and scales;
+// sizes: heads, tokens of a block, dims of k and v.
+Pages pages_of(int dtype, const std::vector<uintptr_t>& at, int64_t units, int64_t unit_bytes,
+               const std::vector<int64_t>& strides, const std::vector<int>& sizes) {
+  if (at.size() != 4 || strides.size() != 6 || sizes.size() != 4)
+    throw std::invalid_argument("four addresses, six strides and four sizes are wanted");
+  auto address = [&](int i) { return reinterpret_cast<const char*>(at[i]); };
+  Pages p{dtype_of(dtype, Dtype::e4m3), address(0), address(1), units, unit_bytes, strides[0], strides[1], strides[2],
+          strides[3], sizes[0], sizes[1], sizes[2], sizes[3], address(2), address(3), strides[4], strides[5]};
+  if (!p.k || !p.v || quantised(p.dtype) != (p.k_scales && p.v_scales))
+    throw std::invalid_argument("quantised pages have scales, and no others");
   if (p.kv_heads < 1 || p.block_tokens < 1 || p.k_dim < 1 || p.v_dim < 1 || p.k_dim > kMostDim || p.v_dim > kMostDim)
     throw std::invalid_argument("head dimensions go from 1 to " + std::to_string(kMostDim));
   return p;
@@ -169,9 +176,9 @@ NB_MODULE(_native, m) {
         "File of the OpenMP runtime whose threads are used; empty where there is none.");
   nb::class_<Pages>(m, "Pages")
       .def("__init__",
-           [](Pages* self, int dtype, uintptr_t k, uintptr_t v, int64_t units, int64_t unit_bytes,
+           [](Pages* self, int dtype, const std::vector<uintptr_t>& addresses, int64_t units, int64_t unit_bytes,
               const std::vector<int64_t>& strides, const std::vector<int>& sizes) {
-             new (self) Pages(pages_of(dtype, k, v, units, unit_bytes, strides, sizes));
+             new (self) Pages(pages_of(dtype, addresses, units, unit_bytes, strides, sizes));
            });
   nb::class_<HeldPlan>(m, "Plan")
       .def(nb::init<Int64s, Int64s, Int64s, Int64s, Tables, int, int, int, int, int>())

@@ -20,6 +20,8 @@ OCTAVO_INLINE int padded(int n) { return (n + W - 1) / W * W; }
 struct Keys {
   const char* k[kKeyTile + 8];
   const char* v[kKeyTile + 8];
+  alignas(64) float k_scale[kKeyTile + 8];  // of quantised pages alone
+  alignas(64) float v_scale[kKeyTile + 8];
 
   void find(const Pages& pages, const int32_t* table, int head, int first, int n) {
     int t = 0;
@@ -29,6 +31,13 @@ struct Keys {
       int64_t unit = table[block] * pages.unit_bytes;
       const char* key = pages.k + unit + head * pages.k_head_bytes + inside * pages.k_token_bytes;
       const char* value = pages.v + unit + head * pages.v_head_bytes + inside * pages.v_token_bytes;
+      if (pages.k_scales) {
+        int64_t at = unit + head * pages.scale_head_bytes + inside * pages.scale_token_bytes;
+        for (int i = t; i < end; i++, at += pages.scale_token_bytes) {
+          k_scale[i] = *reinterpret_cast<const float*>(pages.k_scales + at);
+          v_scale[i] = *reinterpret_cast<const float*>(pages.v_scales + at);
+        }
+      }
       for (; t < end; t++) {
         k[t] = key;
         v[t] = value;
@@ -39,6 +48,7 @@ struct Keys {
     for (; t < n + 8; t++) {
       k[t] = k[n - 1];
       v[t] = v[n - 1];
+      k_scale[t] = v_scale[t] = 0;
     }
   }
 };

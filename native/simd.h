@@ -30,9 +30,13 @@ typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
+typedef uint8_t vb __attribute__((vector_size(W)));
+typedef int8_t vc __attribute__((vector_size(W)));
 typedef float vf_any __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef int32_t vi_any __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef uint16_t vh_any __attribute__((vector_size(2 * W), aligned(2), may_alias));
+typedef uint8_t vb_any __attribute__((vector_size(W), aligned(1), may_alias));
+typedef int8_t vc_any __attribute__((vector_size(W), aligned(1), may_alias));
 
 constexpr float kNone = -__builtin_huge_valf();
 
@@ -61,6 +65,7 @@ OCTAVO_INLINE vf greater(vf a, vf b) {
   return a > b ? a : b;
 #endif
 }
+OCTAVO_INLINE vf magnitude_of(vf x) { return (vf)((vi)x & 0x7fffffff); }
 OCTAVO_INLINE vf where(vi mask, vf a, vf b) { return mask ? a : b; }
 
 // ---- element types ----
@@ -124,6 +129,37 @@ struct F16 {
   static OCTAVO_INLINE vu splat_bits(uint32_t x) { return x - vu{}; }
 };
 
+// Numbers of one row in eight bits, to be multiplied by the row's scale. What comes here to be stored is at most
+// kLargest in size, or NaN: then the scale is not finite, and says so.
+struct I8 {
+  using T = int8_t;
+  static constexpr float kLargest = 127.0f;
+  static OCTAVO_INLINE vf load(const T* p) {
+    return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const vc_any*>(p), vi), vf);
+  }
+  static OCTAVO_INLINE void store(T* p, vf x) {  // to the nearest, ties to even
+    vi whole = (vi)(x + splat(0x1.8p23f)) - splat(0x4b400000);
+    *reinterpret_cast<vc_any*>(p) = __builtin_convertvector(whole, vc);
+  }
+};
+
+struct E4M3 {  // sign, 4 bits of exponent (bias 7), 3 of fraction; subnormals, no infinity
+  using T = uint8_t;
+  static constexpr float kLargest = 448.0f;
+  static OCTAVO_INLINE vf load(const T* p) {
+    vu byte = __builtin_convertvector(*reinterpret_cast<const vb_any*>(p), vu);
+    vf size = (vf)((byte & 0x7fu) << 20) * splat(0x1p120f);  // exact, subnormals included
+    return (vf)((vu)size | ((byte & 0x80u) << 24));
+  }
+  static OCTAVO_INLINE void store(T* p, vf x) {
+    vu bits = (vu)x, magnitude = bits & 0x7fffffffu;
+    vu normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+    vu small = (vu)((vf)magnitude + splat(0x1p14f)) - 0x46800000u;  // an addition aligns and rounds it
+    vu byte = ((magnitude < 0x3c800000u) ? small : normal) | ((bits >> 24) & 0x80u);
+    *reinterpret_cast<vb_any*>(p) = __builtin_convertvector(byte, vb);
+  }
+};
+
 // The first n < W elements, zero behind them.
 template <class E>
 OCTAVO_INLINE vf load_some(const typename E::T* p, int n) {
@@ -152,7 +188,7 @@ OCTAVO_INLINE vf exp2(vf x) {
 
 // tanh: an odd polynomial near zero, where the other form cancels.
 OCTAVO_INLINE vf tanh(vf x) {
-  vf size = (vf)((vi)x & 0x7fffffff);
+  vf size = magnitude_of(x);
   vf square = x * x;
   vf y = splat(kTanh[0]);
   for (int i = 1; i < 6; i++) y = fma(y, square, splat(kTanh[i]));

@@ -8,9 +8,10 @@
 
 namespace octavo {
 
-enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
+enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, e4m3 = 4 };
 
-constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+constexpr bool quantised(Dtype dtype) { return dtype >= Dtype::i8; }
+constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : quantised(dtype) ? 1 : 2; }
 
 constexpr int kMostDim = 1024;     // of a key or a value
 constexpr int kKeyTile = 64;      // keys that are scored together
@@ -21,7 +22,8 @@ constexpr int kLongSegment = 4096;   // and when it has many rows, whose partial
 constexpr int kShortRows = 64;       // rows of a whole chunk that count as short
 
 // One layer's keys and values. Position t of a sequence is at
-// base + units[t / block_tokens] * unit_bytes + head * head_bytes + (t % block_tokens) * token_bytes.
+// base + units[t / block_tokens] * unit_bytes + head * head_bytes + (t % block_tokens) * token_bytes,
+// and likewise the float32 scale of a quantised row.
 struct Pages {
   Dtype dtype;
   const char* k;
@@ -31,6 +33,9 @@ struct Pages {
   int64_t k_head_bytes, k_token_bytes;
   int64_t v_head_bytes, v_token_bytes;
   int kv_heads, block_tokens, k_dim, v_dim;
+  const char* k_scales;  // null: not quantised
+  const char* v_scales;
+  int64_t scale_head_bytes, scale_token_bytes;
 };
 
 // Queries `first .. first + count - 1` (packed tokens) of one chunk, over keys `key_lo .. key_hi - 1`.

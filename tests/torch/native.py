@@ -10,6 +10,7 @@ import torch
 from octavo.geometry.dtypes import FP32, Dtype
 from octavo.geometry.state import Component, Growing
 from octavo.kernels.interface import AttentionRule, AttentionStep
+from octavo.kernels.quantise import dequantise, quantise
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import make_layout
 from octavo.runtime.arena import Arena
@@ -99,17 +100,12 @@ class World:
         k_new, v_new = [], []
         self.keys, self.values = [], []
         for row, first, start, context in zip(rows, firsts, starts, contexts, strict=True):
-            k = self.random_rows(context, s.kv_heads, s.dim, s.q_dtype).to(self.pages.k.dtype)
-            v = self.random_rows(context, s.kv_heads, s.v_dim, s.q_dtype).to(self.pages.v.dtype)
-            low = int(first) * s.block
-            where = torch.arange(low, start) if low < start else torch.arange(0)
+            where = torch.arange(int(first) * s.block, max(int(first) * s.block, start))
             blocks = torch.from_numpy(tables[row].astype(np.int64))[where // s.block]
-            self._place(self.pages.k, blocks, where % s.block, k[where])
-            self._place(self.pages.v, blocks, where % s.block, v[where])
-            k_new.append(k[start:].to(s.q_dtype))
-            v_new.append(v[start:].to(s.q_dtype))
-            self.keys.append(k)
-            self.values.append(v)
+            for role, dim, new, kept in (("k", s.dim, k_new, self.keys), ("v", s.v_dim, v_new, self.values)):
+                x = self.random_rows(context, s.kv_heads, dim, s.q_dtype)
+                new.append(x[start:])
+                kept.append(self._stored(role, x, blocks, where))
         where = np.concatenate([np.arange(a, b) for a, b in zip(starts, contexts, strict=True)])
         token_rows = np.repeat(rows, counts)
         decodes = int((counts == 1).sum())
@@ -125,6 +121,17 @@ class World:
             write_offsets=torch.from_numpy(where % s.block),
         )
         return step, q, torch.cat(k_new), torch.cat(v_new)
+
+    def _stored(self, role, x, blocks, where):
+        """Put the rows at positions `where` into pages; what all of `x` reads as from there."""
+        pages, scales = getattr(self.pages, role), getattr(self.pages, role + "_scales")
+        if scales is None:
+            self._place(pages, blocks, where % self.shape.block, x[where].to(pages.dtype))
+            return x.to(pages.dtype)
+        values, by = quantise(x, pages.dtype)
+        self._place(pages.view(torch.uint8), blocks, where % self.shape.block, values[where].view(torch.uint8))
+        self._place(scales, blocks, where % self.shape.block, by[where])
+        return dequantise(values, by)
 
     def _place(self, pages, blocks, inside, rows):
         if self.backend.block_order == "heads_tokens":

@@ -21,6 +21,7 @@ from octavo.kernels.interface import AttentionRule, AttentionStep, Pages
 from octavo.memory.layout import BlockOrder
 
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_QUANTISED = {torch.int8: 3, torch.float8_e4m3fn: 4}
 MOST_DIM = 1024
 
 
@@ -149,18 +150,26 @@ class NativeAttention:
         return found[1]
 
     def _bind(self, pages: Pages) -> Any:
-        k, v = pages.k, pages.v
-        number = _number("pages", k.dtype)
+        k, v, scales = pages.k, pages.v, (pages.k_scales, pages.v_scales)
+        number = _QUANTISED.get(k.dtype) if pages.quantised else _number("pages", k.dtype)
         same = k.dtype is v.dtype and k.shape[:3] == v.shape[:3] and k.stride(0) == v.stride(0)
         plain = k.dim() == 4 and k.device.type == "cpu" and k.stride(3) == v.stride(3) == 1
-        if not (same and plain and max(k.shape[3], v.shape[3]) <= MOST_DIM):
+        if number is None or not (same and plain and max(k.shape[3], v.shape[3]) <= MOST_DIM):
             wanted = f"[units, kv_heads, block_tokens, dim] on the CPU for keys and values alike, dims up to {MOST_DIM}"
             raise ConfigError("pages", (tuple(k.shape), tuple(v.shape)), wanted)
-        size = k.element_size()
-        strides = [k.stride(1) * size, k.stride(2) * size, v.stride(1) * size, v.stride(2) * size]
+        strides = [part.stride(axis) * part.element_size() for part in (k, v) for axis in (1, 2)]
+        units, unit_bytes = min(k.shape[0], v.shape[0]), k.stride(0) * k.element_size()
+        addresses = [k.data_ptr(), v.data_ptr(), 0, 0]
+        if scales[0] is None or scales[1] is None:
+            strides += [0, 0]
+        else:
+            if scales[0].stride() != scales[1].stride() or scales[0].stride(0) * 4 != unit_bytes:
+                raise ConfigError("pages", scales[0].stride(), "scales must lie in the blocks of their values")
+            units = min(units, scales[0].shape[0], scales[1].shape[0])
+            strides += [scales[0].stride(axis) * 4 for axis in (1, 2)]
+            addresses[2:] = [scales[0].data_ptr(), scales[1].data_ptr()]
         sizes = [k.shape[1], k.shape[2], k.shape[3], v.shape[3]]
-        units, unit_bytes = min(k.shape[0], v.shape[0]), k.stride(0) * size
-        return self._native.Pages(number, k.data_ptr(), v.data_ptr(), units, unit_bytes, strides, sizes)
+        return self._native.Pages(number, addresses, units, unit_bytes, strides, sizes)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
