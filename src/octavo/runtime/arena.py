@@ -19,9 +19,11 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import Dtype
+from octavo.geometry.state import Component
 from octavo.kernels.interface import Pages
 from octavo.kernels.latent import LatentPages
 from octavo.memory.layout import Field, Layout
+from octavo.models.recurrent import LayerSlots, convolution_shape, numbered_states
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -104,6 +106,18 @@ class Arena:
         scales = (self.scales(layer, "k"), self.scales(layer, "v"))
         return Pages(k, v, self._token_bytes(layer, k, v, *scales), *scales)
 
+    def slots(self, layer: int) -> LayerSlots:
+        """The constant states of one layer, in the order of the states that its module numbers."""
+        index, group = next((i, g) for i, g in enumerate(self.layout.groups) if g.block_tokens == 0)
+        fields = {f.component: f for f in group.fields if f.layer == layer}
+        convolutions, recurrences = numbered_states([Component(f.component, f.shape, f.dtype) for f in fields.values()])
+        views = []
+        for parts in (*convolutions, *recurrences):
+            first = fields[parts[0].name]
+            shape = convolution_shape(parts) if parts[0].name.startswith("conv") else first.shape
+            views.append(self._strided(index, first, first.offset_bytes, shape, _torch_dtype(first.dtype)))
+        return LayerSlots(tuple(views[: len(convolutions)]), tuple(views[len(convolutions) :]))
+
     def _token_bytes(self, layer: int, *parts: torch.Tensor | None) -> int:
         block_tokens = self.layout.groups[self.group_of(layer)].block_tokens
         block_bytes: int = sum(part[0].numel() * part.element_size() for part in parts if part is not None)
@@ -127,6 +141,15 @@ class Arena:
         wide = slots.astype(np.int64)
         addresses = wide // per_slab * self.layout.slab_bytes + wide % per_slab * self.layout.groups[group].block_bytes
         return (addresses // self._unit_bytes[group]).astype(np.int32)
+
+    def copy(self, group: int, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
+        """Copy whole blocks of a group, slot `sources[i]` to `targets[i]`; all are read before any is written."""
+        unit, size = self._unit_bytes[group], self.layout.groups[group].block_bytes
+        blocks = self.bytes.as_strided(((self.bytes.numel() - size) // unit + 1, size), (unit, 1))
+        read, written = (
+            torch.from_numpy(self.units(group, slots).astype(np.int64)).to(self.device) for slots in (sources, targets)
+        )
+        blocks[written] = blocks[read]
 
     def clear(self, group: int, unit: int, first_offset: int = 0) -> None:
         """Zero a block's positions from `first_offset` on, in all layers of the group."""

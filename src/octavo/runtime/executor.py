@@ -24,6 +24,7 @@ from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.layout import Layout
 from octavo.memory.values import Int32, Int64
 from octavo.models.bridge import Bridge, PagedCache
+from octavo.models.recurrent import SlotStates
 from octavo.runtime.arena import Arena
 from octavo.runtime.step_tensors import StepInputs, StepTensors
 from octavo.scheduling.plan import NO_TOKEN, Admission, StepPlan, StepResult, TokenLogprobs
@@ -62,9 +63,11 @@ class TorchExecutor:
             raise ConfigError("block_order", layout.block_order, remedy)
         self.arena = Arena(layout, n_slabs, model.device)
         self._bridge = Bridge(model.eval())
-        layers = [layer for group in layout.groups for layer in group.layers]
-        self._pages = {layer: self.arena.pages(layer) for layer in layers}
-        self._group_of = {layer: self.arena.group_of(layer) for layer in layers}
+        attending = [layer for group in layout.groups if group.block_tokens for layer in group.layers]
+        keeping = [layer for group in layout.groups if not group.block_tokens for layer in group.layers]
+        self._pages = {layer: self.arena.pages(layer) for layer in attending}
+        self._group_of = {layer: self.arena.group_of(layer) for layer in attending}
+        self._slots = {layer: self.arena.slots(layer) for layer in keeping}
         self._tensors = StepTensors(self.arena, rows)
         self._sampler = sampler
         self._clock = clock
@@ -87,6 +90,8 @@ class TorchExecutor:
                 logits = self._forward(inputs)
                 if len(inputs.sampling):
                     logprobs, failures = self._sample(plan, inputs.sampling, logits, tokens)
+        for blocks in plan.copies_after:
+            self.arena.copy(blocks.group, blocks.sources, blocks.targets)
         self._results.append(StepResult(plan.number, tokens, self._clock(), logprobs, failures))
 
     def collect(self) -> StepResult:
@@ -96,7 +101,9 @@ class TorchExecutor:
         self._results.clear()
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        cache = PagedCache(self.backend, self._pages, self._group_of, inputs.steps)
+        cache = PagedCache(self.backend, self._pages, self._group_of, inputs.steps, self.arena.layout.groups)
+        if inputs.states is not None:
+            cache.slot_states = SlotStates(self._slots, inputs.states)
         return self._bridge.logits(inputs.token_ids, inputs.positions, inputs.keep, cache)
 
     def _sample(

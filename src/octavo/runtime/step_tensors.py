@@ -20,6 +20,7 @@ import torch
 
 from octavo.errors import InvariantViolation
 from octavo.kernels.interface import AttentionStep
+from octavo.models.recurrent import StateStep
 from octavo.runtime.arena import Arena
 from octavo.scheduling.plan import PENDING, NewBlocks, StepPlan
 
@@ -39,7 +40,9 @@ class StepInputs:
     sampling: Int64
     """The plan's chunks that sample."""
     steps: tuple[AttentionStep, ...]
-    """One per group."""
+    """One per group; that of constant state says only whose chunks there are."""
+    states: StateStep | None
+    """Where the chunks' constant states lie, in a model that has them."""
 
 
 class _Table:
@@ -64,6 +67,7 @@ class StepTensors:
         self._arena = arena
         self._device = arena.device
         self._tables = [_Table(rows) for _ in arena.layout.groups]
+        self._constant = next((i for i, group in enumerate(arena.layout.groups) if group.block_tokens == 0), None)
         self._computed = np.zeros(rows, dtype=np.int64)
         self.last_tokens = np.zeros(rows, dtype=np.int32)
         """The token each row sampled last: what PENDING stands for."""
@@ -97,7 +101,18 @@ class StepTensors:
             self._to_device(ends[sampling]),
             sampling,
             tuple(self._attention_step(g, layout, token_rows, positions) for g in range(len(self._tables))),
+            self._state_step(layout),
         )
+
+    def _state_step(self, layout: tuple[int, Int64, Int64, Int64, Int64]) -> StateStep | None:
+        if self._constant is None:
+            return None
+        decodes, rows, offsets, starts, _ = layout
+        units = self._tables[self._constant].units[rows, 0].astype(np.int64)
+        starting = starts == 0
+        # Single tokens come longest context first, so those that start their sequences are the last of them.
+        going_on = decodes - int(np.count_nonzero(starting[:decodes]))
+        return StateStep(going_on, tuple(offsets.tolist()), tuple(starting.tolist()), self._to_device(units))
 
     def _attention_step(
         self,
@@ -109,7 +124,10 @@ class StepTensors:
         decodes, rows, offsets, starts, contexts = layout
         block_tokens = self._arena.layout.groups[group].block_tokens
         table = self._tables[group].units
-        blocks, inside = np.divmod(positions, block_tokens)
+        if block_tokens:
+            blocks, inside = np.divmod(positions, block_tokens)
+        else:
+            blocks = inside = np.zeros_like(positions)
         return AttentionStep(
             block_tokens=block_tokens,
             decodes=decodes,
@@ -123,26 +141,35 @@ class StepTensors:
         )
 
     def _apply(self, plan: StepPlan) -> None:
+        """Enter new blocks, fill those that begin as copies, and make what is left of them safe to read."""
         for admission in plan.admissions:
             self._computed[admission.row] = 0
-        if plan.new_blocks:
+        taken = [blocks for blocks in plan.new_blocks if len(blocks.rows)]
+        for blocks in taken:
+            self._tables[blocks.group].put(blocks.rows, blocks.indices, self._arena.units(blocks.group, blocks.slots))
+        if self._constant is not None:
+            for row in plan.rows[plan.starts == 0]:
+                self._arena.clear(self._constant, int(self._tables[self._constant].units[row, 0]))
+        for copies in plan.copies_before:
+            self._arena.copy(copies.group, copies.sources, copies.targets)
+        if taken:
             starts = self._computed.copy()
             starts[plan.rows] = plan.starts
             ends = starts.copy()
             ends[plan.rows] += plan.counts
-            for blocks in plan.new_blocks:
-                if len(blocks.rows):
-                    self._take(blocks, starts, ends)
+            for blocks in taken:
+                self._clear(blocks, starts, ends)
 
-    def _take(self, blocks: NewBlocks, starts: Int64, ends: Int64) -> None:
-        """Enter new blocks and zero what this step will not fill of them.
+    def _clear(self, blocks: NewBlocks, starts: Int64, ends: Int64) -> None:
+        """Zero what this step will not fill of new blocks.
 
         Attention gathers whole blocks and gives hidden positions weight zero, which is no
         protection from an infinity or a NaN that a former owner left there.
         """
-        units = self._arena.units(blocks.group, blocks.slots)
-        self._tables[blocks.group].put(blocks.rows, blocks.indices, units)
         block_tokens = self._arena.layout.groups[blocks.group].block_tokens
+        if not block_tokens:
+            return
+        units = self._tables[blocks.group].units[blocks.rows, blocks.indices]
         begins = blocks.indices.astype(np.int64) * block_tokens
         for i in np.flatnonzero(ends[blocks.rows] < begins + block_tokens):
             valid = int(starts[blocks.rows[i]] - begins[i])
