@@ -11,7 +11,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, A
 from transformers.masking_utils import AttentionMaskInterface
 
 from octavo.errors import ModelError
-from octavo.models.bridge import IMPLEMENTATION, TICKET, Bridge, PagedCache, attention
+from octavo.memory.layout import GroupLayout
+from octavo.models.bridge import IMPLEMENTATION, TICKET, Bridge, PagedCache, PagedTicket, attention, leave
 
 
 def test_transformers_knows_our_attention_and_no_mask_for_it():
@@ -37,37 +38,126 @@ def test_binding_one_model_leaves_another_of_the_same_class_alone():
     assert two.config._attn_implementation == before
 
 
-def call(key=None, value=None, mask=None, **kwargs):
+def group(**reach):
+    return GroupLayout("g", (0,), 4, (), 64, 1, **reach)
+
+
+class Backend:
+    """Attends to nothing."""
+
+    def attend(self, q, new, pages, step, rule):
+        self.rule = rule
+        return torch.zeros_like(q)
+
+
+def stored(key, value, **reach):
+    ticket, kwargs = PagedTicket(Backend(), None, None, group(**reach)), {}
+    leave(ticket, key, value, kwargs)
+    return kwargs
+
+
+def call(key=None, value=None, mask=None, module=None, **kwargs):
     query = torch.zeros(1, 2, 3, 4)
-    return attention(torch.nn.Linear(1, 1), query, key, value, mask, **kwargs)
+    return attention(module or torch.nn.Linear(1, 1), query, key, value, mask, **kwargs)
+
+
+def pair():
+    return torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4)
 
 
 def test_attending_without_having_stored_is_refused():
-    key = torch.zeros(1, 1, 3, 4)
     with pytest.raises(ModelError, match="did not store"):
-        call(key, key)
+        call(*pair())
 
 
-def test_attending_to_something_else_than_was_stored_is_refused():
-    key = torch.zeros(1, 1, 3, 4)
+@pytest.mark.parametrize("changed", [0, 1])
+def test_attending_to_something_else_than_was_stored_is_refused(changed):
+    used = list(pair())
+    kwargs = stored(*used)
+    used[changed] = used[changed] * 2
     with pytest.raises(ModelError, match="between storing and attending"):
-        call(key, key * 2, **{TICKET: (("backend", "pages", "step"), key, key)})
+        call(*used, **kwargs)
+
+
+def test_a_layer_that_is_handed_keys_of_another_attends_to_the_pages_of_that_one():
+    key, value = pair()
+    ticket = stored(key, value)[TICKET]
+    call(key, value, sliding_window=5)
+    assert ticket.backend.rule.window == 5
 
 
 def test_a_mask_that_a_model_makes_itself_is_refused():
-    key = torch.zeros(1, 1, 3, 4)
+    key, value = pair()
     with pytest.raises(ModelError, match="mask of its own"):
-        call(key, key, torch.ones(3, 3), **{TICKET: (("backend", "pages", "step"), key, key)})
+        call(key, value, torch.ones(3, 3), **stored(key, value))
 
 
 def test_a_bias_that_a_model_adds_to_its_scores_is_refused():
-    key = torch.zeros(1, 1, 3, 4)
+    key, value = pair()
     with pytest.raises(ModelError, match="position_bias"):
-        call(key, key, position_bias=key, **{TICKET: (("backend", "pages", "step"), key, key)})
+        call(key, value, position_bias=key, **stored(key, value))
+
+
+def chunked(chunk):
+    module = torch.nn.Linear(1, 1)
+    module.config = AutoConfig.for_model(
+        "llama4_text", num_hidden_layers=1, layer_types=["chunked_attention"], attention_chunk_size=chunk
+    )
+    module.layer_idx = 0
+    return module
+
+
+@pytest.mark.parametrize(
+    ("reach", "window", "chunk"),
+    [
+        ({"window_tokens": 6}, 7, None),
+        ({"window_tokens": 6}, None, None),
+        ({"window_tokens": 6}, None, 8),
+        ({"chunk_tokens": 6}, None, 4),
+        ({"chunk_tokens": 6}, None, 12),
+        ({"chunk_tokens": 6}, 3, None),
+        ({"chunk_tokens": 6}, None, None),
+    ],
+)
+def test_a_layer_that_reads_further_back_than_its_group_keeps_is_refused(reach, window, chunk):
+    key, value = pair()
+    with pytest.raises(ModelError, match="where its geometry keeps"):
+        call(
+            key, value, sliding_window=window, module=None if chunk is None else chunked(chunk),
+            **stored(key, value, **reach),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reach", "window", "chunk"),
+    [
+        ({}, None, None),
+        ({}, 9, None),
+        ({"window_tokens": 6}, 6, None),
+        ({"window_tokens": 6}, 2, None),
+        ({"window_tokens": 6}, None, 6),
+        ({"chunk_tokens": 6}, None, 6),
+        ({"chunk_tokens": 6}, None, 3),
+    ],
+)
+def test_a_layer_that_reads_what_its_group_keeps_is_served_by_its_rule(reach, window, chunk):
+    key, value = pair()
+    kwargs = stored(key, value, **reach)
+    call(key, value, sliding_window=window, module=None if chunk is None else chunked(chunk), **kwargs)
+    rule = kwargs[TICKET].backend.rule
+    assert (rule.window, rule.chunk_tokens) == (window, chunk)
+
+
+def test_chunks_of_a_size_that_the_config_does_not_tell_are_refused():
+    key, value = pair()
+    module = chunked(6)
+    module.config.attention_chunk_size = None
+    with pytest.raises(ModelError, match="attention_chunk_size"):
+        call(key, value, module=module, **stored(key, value))
 
 
 def test_a_layer_that_its_geometry_does_not_tell_is_refused():
-    cache = PagedCache(None, {}, {}, ())
+    cache = PagedCache(None, {}, {}, (), ())
     with pytest.raises(ModelError, match="layer 3"):
         cache.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 3, kwargs={})
 

@@ -68,11 +68,22 @@ VERIFIED: tuple[str, ...] = (
     "vaultgemma",
 )
 
+VERIFIED_LATENT: tuple[str, ...] = (
+    "axk1",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "longcat_flash",
+    "minicpm3",
+    "mistral4",
+    "sarvam_mla",
+    "youtu",
+)
+"""The same for latent attention (MLA)."""
+
 _ALIBI = "its position bias (ALiBi) rides on the attention mask, and paged attention has no mask"
 _RECURRENT = "it keeps recurrent state, which is not served yet"
 _INDEXED = "an index of its own chooses what it attends to (sparse attention), which is not served"
-_SHARED = "some of its layers read the attention state of others, which is not served yet"
-_CHUNKED = "its layers attend inside fixed chunks, which is not served yet"
 _ENCODER = "it is an encoder and does not generate"
 _PAIR = "it is an encoder with a decoder, and only decoders are served"
 _FIXED = "its attention cannot be replaced by a paged one"
@@ -83,7 +94,6 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("falcon", "gpt_neo", "gpt_neox_japanese", "xglm", "cpmant"), _FIXED),
     **dict.fromkeys(("diffllama", "jetmoe"), _CHANGED),
     "doge": "it attends under a mask that it computes from values",
-    **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
     **dict.fromkeys(
         (
             "bamba",
@@ -123,14 +133,12 @@ REFUSED: Mapping[str, str] = {
         ),
         _INDEXED,
     ),
-    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _SHARED),
     **dict.fromkeys(("bert", "roberta", "electra", "camembert", "xlm-roberta", "megatron-bert", "big_bird"), _ENCODER),
     **dict.fromkeys(("t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "whisper", "prophetnet"), _PAIR),
 }
 
 _INDEX_WIDTHS = ("index_head_dim", "indexer_head_dim")
-_SERVED_LAYERS = ("full_attention", "sliding_attention")
-_LAYER_KINDS = {"chunked_attention": _CHUNKED}
+_SERVED_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def refusal(config: Any) -> str | None:
@@ -145,16 +153,14 @@ def refusal(config: Any) -> str | None:
         return _ALIBI
     if any(getattr(text, name, None) for name in _INDEX_WIDTHS):
         return _INDEXED
-    if getattr(text, "num_kv_shared_layers", 0):
-        return _SHARED
     if getattr(text, "add_cross_attention", False):
         return "it attends to another sequence (add_cross_attention), which is not served"
     for kind in getattr(text, "layer_types", None) or ():
         if kind not in _SERVED_LAYERS:
-            return _LAYER_KINDS.get(kind, f"it has layers of the kind {kind!r}, which is not served yet")
+            return f"it has layers of the kind {kind!r}, which is not served yet"
     return None
 
 
 def in_table(config: Any) -> bool:
     """Whether the tests vouch for this model type. A model with parts beside its text model is not in the table."""
-    return config.get_text_config() is config and config.model_type in VERIFIED
+    return config.get_text_config() is config and config.model_type in (*VERIFIED, *VERIFIED_LATENT)

@@ -1,14 +1,15 @@
 """Drives an executor through a hard little workload without a scheduler: `run_trial`.
 
 Owns random but repeatable plans: ragged mixtures of prefill chunks and decodes, scattered slots,
-rows that change hands, and a sequence that is paused, loses its blocks and is computed again.
-Used to check an architecture when it is loaded, and by tests. It serves nobody: decisions of a
+rows that change hands, blocks given up once no later query can read them, and a sequence that is
+paused, loses its blocks and is computed again. A slot that is free can be spoiled, so that whoever
+reads it shows. Used to check an architecture when it is loaded, and by tests. It serves nobody: decisions of a
 running engine belong to `scheduling`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +34,11 @@ class Subject:
     computed: int = 0
     row: int | None = None
     slots: list[list[int]] = field(default_factory=list)
+    """Per group, the blocks that it holds."""
+    firsts: list[int] = field(default_factory=list)
+    """Per group, the blocks given up at the front."""
+    sampled_here: bool = False
+    """Whether the executor sampled its last token in its present row, and so knows it."""
     pauses_at: int | None = None
     """Output length at which it is paused, once."""
     failure: str | None = None
@@ -61,18 +67,32 @@ def subjects(prompts: Sequence[Sequence[int]], wanted: int, *, pause: int | None
 
 
 class Trial:
-    """See the module docstring. All choices come from `seed`."""
+    """See the module docstring. All choices come from `seed`. `spoil(group, slot)` is told of each free slot."""
 
-    def __init__(self, executor: Executor, layout: Layout, n_slabs: int, rows: int, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        layout: Layout,
+        n_slabs: int,
+        rows: int,
+        *,
+        seed: int = 0,
+        spoil: Callable[[int, int], None] | None = None,
+    ) -> None:
         self._executor = executor
         self._layout = layout
+        self._spoil = spoil
         self._random = np.random.default_rng(seed)
         self._rows = list(range(rows))
         self._free = _slots_by_group(layout, n_slabs)
-        for slots in self._free:
+        for group, slots in enumerate(self._free):
             self._random.shuffle(slots)
+            self._spoiled(group, slots)
         self._number = 0
         self.plans: list[StepPlan] = []
+        self.given_up = 0
+        """Blocks given up by sequences that went on."""
+        self.pauses = 0
 
     def run(self, waiting: Sequence[Subject], *, longest_chunk: int = 7) -> None:
         """Until every subject has the outputs it wants."""
@@ -94,12 +114,14 @@ class Trial:
                     running.remove(subject)
                     self._release(subject)
                     if not subject.done:
+                        self.pauses += 1
                         subject.pauses_at = None
                         pending.append(subject)
 
     def _admit(self, subject: Subject) -> tuple[Subject, Admission]:
         subject.row = self._rows.pop(int(self._random.integers(len(self._rows))))
         subject.slots = [[] for _ in self._free]
+        subject.firsts = [0 for _ in self._free]
         outputs = np.asarray(subject.outputs, np.int32)
         return subject, Admission(subject.row, subject.sequence_id, subject.request, outputs)
 
@@ -108,9 +130,33 @@ class Trial:
             self._rows.append(subject.row)
         subject.row = None
         subject.computed = 0
-        for free, slots in zip(self._free, subject.slots, strict=True):
-            free.extend(slots)
-            self._random.shuffle(free)
+        subject.sampled_here = False
+        for group, slots in enumerate(subject.slots):
+            self._give(group, slots)
+
+    def _give(self, group: int, slots: Sequence[int]) -> None:
+        self._spoiled(group, slots)
+        self._free[group].extend(slots)
+        self._random.shuffle(self._free[group])
+
+    def _spoiled(self, group: int, slots: Sequence[int]) -> None:
+        if self._spoil is not None:
+            for slot in slots:
+                self._spoil(group, slot)
+
+    def _slide(self, subject: Subject) -> None:
+        """Its next query is at `computed`: what no query from there on can read is anybody's at once."""
+        for group, layout in enumerate(self._layout.groups):
+            if not layout.slides:
+                continue
+            first = int(layout.first_block(np.array([subject.computed]))[0])
+            cut = min(first - subject.firsts[group], len(subject.slots[group]))
+            if cut > 0:
+                gone = subject.slots[group][:cut]
+                del subject.slots[group][:cut]
+                subject.firsts[group] += cut
+                self.given_up += cut
+                self._give(group, gone)
 
     def _choose(self, running: Sequence[Subject], longest_chunk: int) -> list[tuple[Subject, int]]:
         chosen = []
@@ -128,10 +174,11 @@ class Trial:
         ids: list[int] = []
         for subject, count in chunks:
             tokens = subject.tokens(subject.computed, count)
-            decoding = count == 1 and subject.computed >= subject.request.prompt_tokens
-            fresh = decoding and subject.computed + 1 == subject.known and not _replayed(subject, admissions)
+            fresh = count == 1 and subject.sampled_here and subject.computed + 1 == subject.known
             ids.extend([PENDING] if fresh and self._random.random() < 0.5 else tokens)
         self._number += 1
+        for subject, _ in chunks:
+            self._slide(subject)
         new_blocks = tuple(
             blocks for group in range(len(self._free)) if len((blocks := self._grow(chunks, group)).rows)
         )
@@ -153,12 +200,12 @@ class Trial:
         indices: list[int] = []
         slots: list[int] = []
         for subject, count in chunks:
-            held = subject.slots[group]
-            while len(held) < self._layout.groups[group].blocks_for(subject.computed + count):
+            held, first = subject.slots[group], subject.firsts[group]
+            while first + len(held) < self._layout.groups[group].blocks_for(subject.computed + count):
                 if not self._free[group]:
                     raise InvariantViolation("trial", "its arena is too small for its subjects")
                 rows.append(subject.row or 0)
-                indices.append(len(held))
+                indices.append(first + len(held))
                 slots.append(self._free[group].pop())
                 held.append(slots[-1])
         return NewBlocks(group, np.asarray(rows, np.int32), np.asarray(indices, np.int32), np.asarray(slots, np.int32))
@@ -172,11 +219,7 @@ class Trial:
                 subject.failure = failed[i]
             elif sampled:
                 subject.outputs.append(int(result.tokens[i]))
-
-
-def _replayed(subject: Subject, admissions: Sequence[Admission]) -> bool:
-    """Whether the executor has not sampled this subject's last token in its present row."""
-    return subject.computed == 0 or any(admission.row == subject.row for admission in admissions)
+                subject.sampled_here = True
 
 
 def _slots_by_group(layout: Layout, n_slabs: int) -> list[list[int]]:

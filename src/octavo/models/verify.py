@@ -2,7 +2,8 @@
 
 Owns the making of a tiny random model of the same class, the trial it goes through, and the
 verdict. The tiny model runs in float32 through the real executor, alone and in a ragged mixed
-batch with a pause, over sequences longer than its window and its rope's switch; its logits must
+batch with a pause, over sequences longer than its window, its chunk and its rope's switch, in the
+memory that its geometry gives it: what can no longer be read is overwritten at once. Its logits must
 equal those of Transformers' own forward. What differs, or cannot be tried, is refused by name.
 """
 
@@ -19,10 +20,11 @@ from transformers import PreTrainedModel
 
 from octavo.errors import ModelError, OctavoError
 from octavo.geometry.dtypes import FP32
+from octavo.geometry.from_config import geometry_from_config
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import Layout, make_layout
 from octavo.memory.values import Int32, Int64
-from octavo.models.observe import observed_layers
+from octavo.models.observe import require_geometry
 from octavo.models.rope import fix_rope
 from octavo.models.shrink import ROPE_SWITCH, TINY_CONTEXT, enliven, shrunk
 from octavo.models.table import in_table, refusal
@@ -36,6 +38,8 @@ PROMPTS = (29, 1, 37, 8, 17)
 WANTED = 8
 BLOCK_TOKENS = 4
 SLABS = 96
+SPOILT = 0xFF
+"""Every byte of a free block: not a number in every floating type."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,17 +110,24 @@ def tiny_difference(model_class: type[PreTrainedModel], config: Any, *, seed: in
         vocabulary = small.get_text_config().vocab_size
         texts = [random.integers(3, vocabulary, size=n + WANTED).tolist() for n in PROMPTS]
         expected = [_reference_logits(reference, text) for text in texts]
-        layers = observed_layers(reference, FP32)
     except Exception as error:
         remedy = f"it could not be checked on a tiny random model: {type(error).__name__}: {error}"
         raise NotTried("architecture", name, remedy) from error
     try:
-        layout = make_layout(served_groups(layers), BLOCK_TOKENS, "tokens_heads")
+        layout = _layout(served, small)
         alone = _trial(served, layout, texts[:1], expected[:1], seed)
         return max(alone, _trial(served, layout, texts, expected, seed))
     except Exception as error:
         told = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
         raise ModelError("architecture", name, f"a tiny random model of it cannot be served: {told}") from error
+
+
+def _layout(served: PreTrainedModel, config: Any) -> Layout:
+    """Blocks as the tiny model's geometry has them, which must be what its layers keep."""
+    raw = {**config.to_dict(), "architectures": [type(served).__name__]}
+    layers = geometry_from_config(raw, FP32, model_dtype=FP32).layers
+    require_geometry(served, layers)
+    return make_layout(served_groups(layers), BLOCK_TOKENS, "tokens_heads")
 
 
 def _trial(
@@ -127,7 +138,12 @@ def _trial(
     rows = min(len(texts), 3)
     executor = TorchExecutor(served, layout, SLABS, rows=rows, sampler=witness)
     made = subjects([text[:-WANTED] for text in texts], WANTED, pause=len(texts) - 1)
-    Trial(executor, layout, SLABS, rows, seed=seed).run(made)
+
+    def spoil(group: int, slot: int) -> None:
+        start = layout.address(group, slot)
+        executor.arena.bytes[start : start + layout.groups[group].block_bytes].fill_(SPOILT)
+
+    Trial(executor, layout, SLABS, rows, seed=seed, spoil=spoil).run(made)
     return _worst(witness, made, expected)
 
 
