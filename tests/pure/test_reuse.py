@@ -19,12 +19,14 @@ from octavo.memory.check import check, is_empty
 from octavo.memory.keys import Chain, KeySpace, sha256
 from octavo.policy.bundle import Policies
 from octavo.policy.eviction import EVICTIONS, eviction_named
+from octavo.policy.reuse import NoReuse, PrefixReuse
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Admitted, Event, Preempted, StepTokens
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.scheduler import Scheduler
-from octavo.simulate.toy_model import ToyExecutor, ToyModel, toy_layout, toy_request
+from octavo.simulate.toy_laws import laws_of, toy_layout
+from octavo.simulate.toy_model import ToyExecutor, ToyModel, toy_request
 
 BLOCK = 4
 
@@ -41,6 +43,7 @@ class World:
         self,
         *,
         heads: tuple[int, ...] = (2,),
+        laws: tuple[str, ...] = (),
         slabs: int = 64,
         seqs: int = 4,
         budget: int = 64,
@@ -50,12 +53,12 @@ class World:
         eviction: str = "lru",
         policies: Policies | None = None,
     ) -> None:
-        self.model = ToyModel(ends_every=25)
-        layout = toy_layout(heads, BLOCK)
+        layout = toy_layout(heads, BLOCK, laws)
+        self.model = ToyModel(ends_every=25, laws=laws_of(layout))
         keys = KeySpace("toy", BLOCK, digest) if reuse else None
         self.cache = KVCache(layout, slabs, seqs, keys=keys, eviction=eviction_named(eviction))
         limits = Limits(seqs, budget, 200, VOCAB)
-        scheduler = Scheduler(self.cache, limits, policies or Policies())
+        scheduler = Scheduler(self.cache, limits, policies or Policies(reuse=PrefixReuse(2) if reuse else NoReuse()))
         executor = ToyExecutor(self.model, layout, slabs, seqs)
         self.core = EngineCore(scheduler, executor, depth=depth, audit=Audit(full_every=1))
         self.asked: dict[int, Any] = {}
@@ -253,13 +256,65 @@ def test_contiguous_runs_cannot_be_shared() -> None:
         KVCache(toy_layout(), 8, 2, contiguous=True, keys=KeySpace("toy", BLOCK))
 
 
-@settings(max_examples=60, deadline=None)
+MIXED = {
+    "window": ((2,), ("window_6",)),
+    "window beside full": ((2, 2), ("full", "window_6")),
+    "chunk beside full": ((4, 2), ("full", "chunk_8")),
+    "constant": ((2,), ("constant",)),
+    "constant beside full": ((2, 6), ("full", "constant")),
+    "all kinds": ((2, 4, 3, 5), ("full", "window_5", "chunk_8", "constant")),
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_kind_of_state_is_found_again(kind: str, depth: int) -> None:
+    heads, laws = MIXED[kind]
+    world = World(heads=heads, laws=laws, slabs=200, depth=depth, budget=13)
+    first = world.ask(text(21, 1), 30)
+    world.finish()
+    second = world.ask(text(21, 1), 5)
+    world.finish()
+    assert world.cached(second) == 20
+    turn = world.ask(text(21, 1) + world.tokens(first) + text(3, 9), 4)
+    world.finish()
+    world.assert_all_right()
+    assert world.cached(turn) >= 20
+    assert is_empty(world.cache)
+
+
+def test_constant_state_needs_a_snapshot_at_the_very_boundary() -> None:
+    world = World(heads=(2, 2), laws=("full", "constant"), slabs=100)
+    world.ask(text(17, 1), 1)
+    world.finish()
+    longer = world.ask(text(17, 1) + text(9, 2), 1)
+    world.finish()
+    assert world.cached(longer) == 16
+    shorter = world.ask(text(11, 1) + text(9, 3), 1)
+    world.finish()
+    assert world.cached(shorter) == 0, "its first 8 tokens are kept, but no state as it stood there"
+    world.assert_all_right()
+
+
+def test_of_a_sequence_that_generates_the_latest_snapshot_alone_is_kept() -> None:
+    world = World(heads=(2,), laws=("constant",), slabs=50)
+    world.model = ToyModel(laws=world.model.laws)
+    world.core.executor = ToyExecutor(world.model, world.cache.layout, 50, 4)
+    world.ask(text(5, 1), 60)
+    world.finish()
+    world.assert_all_right()
+    assert world.cache.pool.cached == [2], "one of the prompt, one of what was generated"
+
+
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_random_worlds_answer_as_without_reuse(data: st.DataObject) -> None:
-    heads = data.draw(st.sampled_from([(2,), (2, 2), (4, 2), (6, 2)]))
+    plain = [(heads, ()) for heads in ((2,), (2, 2), (4, 2), (6, 2))]
+    heads, laws = data.draw(st.sampled_from([*plain, *MIXED.values()]))
     world = World(
         heads=heads,
-        slabs=data.draw(st.integers(14, 30)),
+        laws=laws,
+        slabs=data.draw(st.integers(20, 40)),
         seqs=data.draw(st.integers(1, 4)),
         budget=data.draw(st.integers(4, 40)),
         depth=data.draw(st.integers(0, 1)),
@@ -268,6 +323,7 @@ def test_random_worlds_answer_as_without_reuse(data: st.DataObject) -> None:
         policies=Policies.named(
             batching=data.draw(st.sampled_from(["iteration", "request"])),
             admission=data.draw(st.sampled_from(["max_utilization", "guaranteed_no_evict"])),
+            reuse="prefix",
         ),
     )
     aborted = set()

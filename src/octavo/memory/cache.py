@@ -148,7 +148,7 @@ class KVCache:
             return NOTHING_NEW
         if self.pool.contiguous:
             self._require_new_runs(np.array([row], dtype=np.int32))
-        taken = self._take(counts)
+        taken = self.take(counts)
         if isinstance(taken, Shortfall):
             return taken
         return Reservation(
@@ -174,7 +174,7 @@ class KVCache:
             np.maximum(1, -(-upto[need] // tokens) - table.counts[rows[need]]) if tokens else np.ones_like(need)
             for need, table, tokens in zip(needs, self.tables, self._block_tokens, strict=True)
         ]
-        taken = self._take([int(m.sum()) for m in missing])
+        taken = self.take([int(m.sum()) for m in missing])
         if isinstance(taken, Shortfall):
             return taken
         return Reservation(
@@ -185,7 +185,8 @@ class KVCache:
             )
         )
 
-    def _take(self, counts: list[int]) -> tuple[Int32, ...] | Shortfall:
+    def take(self, counts: list[int]) -> tuple[Int32, ...] | Shortfall:
+        """`counts[g]` slots of each group g with one reference each, giving up cached blocks if need be."""
         short = self.pool.shortfall(counts)
         if short is not None:
             return short
@@ -201,18 +202,25 @@ class KVCache:
         indices = [table.append(int(row), piece) for row, piece in zip(rows, pieces, strict=True)]
         return NewBlocks(group, np.repeat(rows, missing), np.concatenate(indices), slots)
 
-    def slide(self, rows: Int32, positions: Int64) -> None:
-        """The next query of each row is at `positions`: blocks that no query from there on can read are released."""
+    def slide(self, rows: Int32) -> None:
+        """Release what neither a plan in flight nor a later one can read.
+
+        Plans in flight begin at the first position not committed, or beyond. So what goes is touched by none of them
+        and can be had at once: what a sequence holds is all that it takes from others.
+        """
         for group in self._sliding:
             table = self.tables[group]
-            firsts = self.layout.groups[group].first_block(positions)
+            firsts = self.layout.groups[group].first_block(self.committed[rows])
             moved = np.flatnonzero(firsts > table.firsts[rows])
-            if not len(moved):
-                continue
-            cut_rows, slots = table.give_up(rows[moved].astype(np.int64), firsts[moved])
-            touched = self.touched[cut_rows]
-            for plan in np.unique(touched).tolist():
-                self.unreference(group, slots[touched == plan], plan)
+            if len(moved):
+                self.unreference(group, table.give_up(rows[moved], firsts[moved]), self.settled)
+
+    def will_slide(self, rows: Int32, positions: Int64) -> bool:
+        """Whether `slide` releases blocks of these rows once their positions below `positions` are committed."""
+        return any(
+            bool((self.layout.groups[group].first_block(positions) > self.tables[group].firsts[rows]).any())
+            for group in self._sliding
+        )
 
     def touch(self, rows: Int32, plan: int) -> None:
         """A plan includes these rows: their slots stay until it completes."""

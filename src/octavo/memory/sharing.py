@@ -97,6 +97,10 @@ class Sharing:
         """All that is referenced besides tables, for the invariants."""
         return [double for at in (*self._at, *self._parked.values()) for double in at.doubles]
 
+    def tail(self, row: int) -> Node | None:
+        """The row's last keyed block."""
+        return self._at[row].tail
+
     def _end(self, at: _Standing) -> list[tuple[int, int]]:
         self._hold(at, None)
         for key in at.announced:
@@ -183,6 +187,13 @@ class Sharing:
         """Give up cached blocks until these can be taken; the pool has said that it is possible."""
         while self.pool.slabs_needed(counts) > self.pool.free.count:
             self._evict(self._choose(counts))
+
+    def give_up(self, group: int, slot: int) -> None:
+        """Nobody will want this block: if it is cached, it goes now."""
+        columns = self.pool.slots[group]
+        if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == SlotState.READY:
+            node = self.directory.node_of(group, slot)
+            self._evict(Evictable(group, slot, node.last_used, node.index))
 
     def clear(self) -> int:
         """Give up every cached block; returns how many."""

@@ -59,16 +59,17 @@ class BlockTables:
         self.firsts[row] = self.counts[row] = first
         return self.append(row, slots)
 
-    def give_up(self, rows: Int64, firsts: Int64) -> tuple[Int64, Int32]:
-        """Cut the front of each of `rows` (no repeats) up to block `firsts`; (row, slot) of each block cut."""
+    def give_up(self, rows: Int32 | Int64, firsts: Int64) -> Int32:
+        """Cut the front of each of `rows` (no repeats) up to block `firsts`; the slots cut, row by row."""
         before = self.firsts[rows]
         cut = np.minimum(firsts, self.counts[rows]) - before
         self.firsts[rows] = before + cut
         if (cut == 1).all():
-            return rows, self.slots[rows, before]
-        repeated = np.repeat(rows, cut)
-        inside = np.arange(len(repeated)) - np.repeat(np.cumsum(cut) - cut, cut)
-        return repeated, self.slots[repeated, np.repeat(before, cut) + inside]
+            slots: Int32 = self.slots[rows, before]
+            return slots
+        inside = np.arange(cut.sum()) - np.repeat(np.cumsum(cut) - cut, cut)
+        slots = self.slots[np.repeat(rows, cut), np.repeat(before, cut) + inside]
+        return slots
 
     def row(self, row: int) -> Int32:
         """The blocks that the row holds."""

@@ -8,6 +8,7 @@ from octavo.policy.admission import AdmissionPolicy, MaxUtilization, admission_n
 from octavo.policy.allocation import Allocation, Paged, allocation_named
 from octavo.policy.batching import Batching, IterationBatching, batching_named
 from octavo.policy.preemption import LatestLowest, VictimPolicy
+from octavo.policy.reuse import NoReuse, Reuse, reuse_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +17,21 @@ class Policies:
     batching: Batching = field(default_factory=IterationBatching)
     admission: AdmissionPolicy = field(default_factory=MaxUtilization)
     victim: VictimPolicy = field(default_factory=LatestLowest)
+    reuse: Reuse = field(default_factory=NoReuse)
 
     @classmethod
     def named(
-        cls, *, allocation: str = "paged", batching: str = "iteration", admission: str = "max_utilization"
+        cls,
+        *,
+        allocation: str = "paged",
+        batching: str = "iteration",
+        admission: str = "max_utilization",
+        reuse: str = "none",
     ) -> Policies:
         """Raises `ConfigError` naming the seam and the known names."""
         return cls(
             allocation=allocation_named(allocation),
             batching=batching_named(batching),
             admission=admission_named(admission),
+            reuse=reuse_named(reuse),
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from octavo.errors import InvariantViolation, PolicyError
 from octavo.memory.adoption import adopt, shared_blocks
+from octavo.memory.cache import KVCache
 from octavo.memory.prefix import NO_MATCH, Match
 from octavo.memory.values import NOTHING_NEW, Adoption, Reservation, Shortfall
 from octavo.policy.admission import AdmissionView
@@ -91,25 +92,31 @@ def _try_to_seat(
     cache, limits = scheduler.cache, scheduler.limits
     allocation = scheduler.policies.allocation
     known = sequence.known_tokens
-    step = cache.largest_step(sequence.limit - 1, limits.max_num_batched_tokens)
+    # Plans made ahead: what the last one reads is kept while the next one's positions are reserved.
+    plans = scheduler.plans_ahead + 1
+    span = cache.largest_step(sequence.limit - 1, limits.max_num_batched_tokens * plans)
+    step = max(1, span // plans)
+    cut = scheduler.cut(sequence)
     chunk = min(known - match.tokens, step, draft.budget)
+    if cut > match.tokens:
+        chunk = min(chunk, cut - match.tokens)
     extent = extent_of(sequence.request, sequence.limit, match.tokens + chunk, limits.max_model_len)
     reserve = allocation.reserve_tokens(extent)
     if reserve < extent.upto:
         raise PolicyError(f"allocation {allocation.name!r} gave room for {reserve} of {extent.upto} positions")
     shared = shared_blocks(cache, match)
-    needs = _Promised(
-        _beyond(cache.blocks_charged(max(known, reserve), step), shared),
-        _beyond(cache.blocks_charged(max(sequence.limit - 1, reserve), step), shared),
-    )
-    view = _view(scheduler, promised, needs, resuming=sequence.preemptions > 0)
+    needs = _needs(cache, (max(known, reserve), max(sequence.limit - 1, reserve)), step * plans, shared)
+    # Alone it goes on with less than it is charged: it waits for each plan where blocks are short.
+    alone = span < plans and not len(scheduler.running)
+    least = _needs(cache, (max(known, reserve), max(sequence.limit - 1, reserve)), span, shared) if alone else needs
+    view = _view(scheduler, promised, least, resuming=sequence.preemptions > 0)
     if not scheduler.policies.admission.admits(view):
         if not view.running and not scheduler.in_flight:
             if view.free < view.total and not cache.suspensions:
                 raise InvariantViolation("end-releases", f"nothing runs and {view.free} of {view.total} slabs are free")
             raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
         return None
-    row = scheduler.running.seat(sequence, step, match.tokens)
+    row = scheduler.running.seat(sequence, step, match.tokens, cut)
     got = _blocks(scheduler, draft, sequence, match, reserve)
     if isinstance(got, Shortfall):
         scheduler.running.unseat([row])
@@ -122,6 +129,12 @@ def _try_to_seat(
     scheduler.welcome(sequence, draft, match.tokens)
     own = [int(table.held[row]) - n for table, n in zip(cache.tables, shared, strict=True)]
     return _Promised(_beyond(needs.known, own), _beyond(needs.most, own))
+
+
+def _needs(cache: KVCache, tokens: tuple[int, int], step: int, shared: list[int]) -> _Promised:
+    """Blocks to reach each of two lengths, beyond those that are shared."""
+    known, most = (_beyond(cache.blocks_charged(n, step), shared) for n in tokens)
+    return _Promised(known, most)
 
 
 def _blocks(
@@ -173,6 +186,8 @@ def _promised(scheduler: Scheduler) -> _Promised:
     rows = running.order
     known = running.known[rows] + running.pending[rows]
     step = np.minimum(running.step[rows], np.maximum(1, known - running.computed[rows]))
+    if scheduler.plans_ahead:
+        step += np.maximum(step, running.computed[rows] - cache.committed[rows])
     most = np.where(running.done[rows], 0, running.limit[rows] - 1)
     return _Promised(cache.blocks_to_come(rows, known, step), cache.blocks_to_come(rows, most, step))
 

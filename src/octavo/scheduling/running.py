@@ -36,6 +36,8 @@ class RunningSet:
         self.limit = np.zeros(rows, dtype=np.int64)
         self.step = np.zeros(rows, dtype=np.int64)
         """The most positions of each row in one step."""
+        self.cut = np.zeros(rows, dtype=np.int64)
+        """A position of each row where a chunk ends, so that state can be copied as it stands there; 0: nowhere."""
         self.last_token = np.zeros(rows, dtype=np.int32)
         self.done = np.zeros(rows, dtype=bool)
         """Ended, but still in its seat because its batch has not (batching by request)."""
@@ -67,9 +69,12 @@ class RunningSet:
         wanted = known - self.computed[rows]
         wanted[(known >= self.limit[rows]) | self.done[rows]] = 0
         most: Int64 = np.minimum(wanted, self.step[rows])
+        to_cut = self.cut[rows] - self.computed[rows]
+        if (to_cut > 0).any():
+            most = np.where(to_cut > 0, np.minimum(most, to_cut), most)
         return most
 
-    def seat(self, sequence: Sequence, step: int, computed: int = 0) -> int:
+    def seat(self, sequence: Sequence, step: int, computed: int = 0, cut: int = 0) -> int:
         """Give it a row, in which it computes at most `step` positions at once from `computed` on; returns the row."""
         row = self._free_rows.pop()
         feed = sequence.tokens()
@@ -82,6 +87,7 @@ class RunningSet:
         self.computed[row] = computed
         self.limit[row] = sequence.limit
         self.step[row] = step
+        self.cut[row] = cut
         self.last_token[row] = feed[-1]
         self.done[row] = False
         self.feed[row] = feed

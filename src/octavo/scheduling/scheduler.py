@@ -21,7 +21,8 @@ from octavo.errors import CapacityError, PolicyError, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import Chain
 from octavo.memory.sharing import Sharing
-from octavo.memory.values import DEVICE, Int32, Int64
+from octavo.memory.snapshots import Snapshots
+from octavo.memory.values import DEVICE, BlockCopies, Int32, Int64
 from octavo.policy.bundle import Policies
 from octavo.scheduling.draft import Draft
 from octavo.scheduling.entry import enter
@@ -54,8 +55,11 @@ class Scheduler:
         self.policies = policies or Policies()
         self.running = RunningSet(cache.rows)
         self.waiting = WaitingQueue()
+        self.snapshots = Snapshots(cache)
         self.in_flight = 0
         """Plans submitted and not yet learned of."""
+        self.plans_ahead = 0
+        """How many of them there may be when the next one is made."""
         self._sequences: dict[int, Sequence] = {}
         self._next_sequence = 0
         self._next_plan = 0
@@ -158,7 +162,25 @@ class Scheduler:
             admissions=tuple(draft.admissions),
             new_blocks=draft.merged_blocks(),
             copies_before=tuple(draft.copies),
+            copies_after=self._copies_after(number, rows, after) if self.snapshots.needed else (),
         )
+
+    def _copies_after(self, number: int, rows: Int32, ends: Int64) -> tuple[BlockCopies, ...]:
+        """Constant state to be kept as it stands when the plan has been computed."""
+        assert self.cache.sharing is not None
+        size = self.cache.sharing.directory.space.block_tokens
+        copies: list[BlockCopies] = []
+        for index in np.flatnonzero(ends % size == 0).tolist():
+            row, end = int(rows[index]), int(ends[index])
+            if self.policies.reuse.snapshot(end, int(self.running.prompt[row]), size):
+                copies.extend(self.snapshots.take(number, row, end // size))
+        return tuple(copies)
+
+    def cut(self, sequence: Sequence) -> int:
+        """Where a chunk of its prompt ends so that its constant state can be copied; 0: nowhere in particular."""
+        if not self.snapshots.needed or self.cache.sharing is None:
+            return 0
+        return self.policies.reuse.cut(sequence.request.prompt_tokens, self.cache.sharing.directory.space.block_tokens)
 
     def _note(self, plan: StepPlan, draft: Draft) -> None:
         decodes = int(np.count_nonzero((plan.counts == 1) & (plan.starts >= self.running.prompt[plan.rows])))
@@ -246,12 +268,13 @@ class Scheduler:
             ends = ends[alive]
         self.cache.commit(rows, ends)
         if self.cache.sharing is not None:
-            self._key(self.cache.sharing, rows, ends)
+            self.key_filled(self.cache.sharing, rows, ends)
+            self.snapshots.learn(plan.number, rows.tolist(), (ends >= self.running.prompt[rows]).tolist())
         self.cache.settle(plan.number)
         got = alive & plan.samples
         self._learn_tokens(plan, result, now, slice(None) if got.all() else np.flatnonzero(got))
 
-    def _key(self, sharing: Sharing, rows: Int32, ends: Int64) -> None:
+    def key_filled(self, sharing: Sharing, rows: Int32, ends: Int64) -> None:
         """Blocks that these rows have filled become findable."""
         size = sharing.directory.space.block_tokens
         for index in np.flatnonzero(ends // size > sharing.completed[rows]).tolist():
@@ -313,6 +336,7 @@ class Scheduler:
             held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
             self._note_peak(self.running.sequence(row), held)
             blocks += self.cache.release(row)
+            self.snapshots.forget(row)
         self.running.unseat(rows)
         return blocks
 

@@ -1,0 +1,86 @@
+"""Copies of constant state, so that another sequence can go on from where it stood: `Snapshots`.
+
+    plan n    ... chunk ends at a block boundary --copies_after--> a slot of its own, FILLING, pinned by plan n
+    commit n  the block is keyed: the slot is READY and stands at its node
+    settle n  the pin goes: the slot is cached, and may be evicted
+
+Owns what was taken and not yet learned of. Where to take one is the reuse policy's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.memory.cache import KVCache
+from octavo.memory.prefix import NO_SLOT, Node
+from octavo.memory.slots import SlotState
+from octavo.memory.values import BlockCopies, Int32, Shortfall
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    row: int
+    blocks: int
+    """Whole blocks that the row had computed."""
+    slots: tuple[tuple[int, Int32], ...]
+    """(group, slot)"""
+
+
+class Snapshots:
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._groups = tuple(g for g, layout in enumerate(cache.layout.groups) if not layout.block_tokens)
+        self._taken: dict[int, list[_Taken]] = {}
+        self._latest: dict[int, Node] = {}
+        """By row: where its last snapshot past the prompt stands."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether any state is constant, and blocks are shared."""
+        return bool(self._groups) and self._cache.sharing is not None
+
+    def take(self, plan: int, row: int, blocks: int) -> tuple[BlockCopies, ...]:
+        """Copies to make when the plan has been computed; none where there is no room for them."""
+        counts = [int(group in self._groups) for group in range(len(self._cache.tables))]
+        taken = self._cache.take(counts)
+        if isinstance(taken, Shortfall):
+            return ()
+        slots = tuple((group, taken[group]) for group in self._groups)
+        self._cache.pins.setdefault(plan, []).extend(slots)
+        self._taken.setdefault(plan, []).append(_Taken(row, blocks, slots))
+        return tuple(BlockCopies(group, self._cache.tables[group].row(row).copy(), slot) for group, slot in slots)
+
+    def learn(self, plan: int, rows: Iterable[int], generating: Iterable[bool]) -> None:
+        """The plan has completed: snapshots of `rows`, which are still there, stand at their last keyed block.
+
+        Of a row that generates only the latest one is kept. Before the plan is settled.
+        """
+        due = self._taken.pop(plan, None)
+        if due is None:
+            return
+        alive = dict(zip(rows, generating, strict=True))
+        for one in due:
+            if one.row in alive:
+                self._place(one, latest_only=alive[one.row])
+
+    def forget(self, row: int) -> None:
+        """The row's sequence leaves; its last snapshot stays."""
+        self._latest.pop(row, None)
+
+    def _place(self, one: _Taken, *, latest_only: bool) -> None:
+        sharing = self._cache.sharing
+        assert sharing is not None
+        node = sharing.tail(one.row)
+        if node is None or node.index + 1 != one.blocks:
+            return
+        for group, slot in one.slots:
+            if node.slots[group] == NO_SLOT:
+                self._cache.pool.slots[group].move(slot, SlotState.READY)
+                sharing.directory.place(node, group, int(slot[0]))
+        before = self._latest.pop(one.row, None)
+        if before is not None and before is not node:
+            for group in self._groups:
+                sharing.give_up(group, before.slots[group])
+        if latest_only:
+            self._latest[one.row] = node
