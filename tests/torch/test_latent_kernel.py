@@ -128,6 +128,21 @@ def test_latents_kept_in_a_narrower_type_are_read_as_they_were_stored():
     assert world.step([(0, 1), (1, 6)])
 
 
+def test_in_half_precision_the_error_is_that_of_rounding():
+    world = World(4, dtype=torch.bfloat16)
+    world.step([(0, 30), (1, 7)])
+    contexts = np.asarray([30, 7])
+    step = AttentionStep(4, 2, np.asarray([0, 1]), np.arange(3), contexts - 1, contexts, world.tables,
+                         torch.empty(0), torch.empty(0))  # fmt: skip
+    q = world.normal(2, HEADS, NOPE + ROPE).bfloat16()
+    world.weight = world.weight.bfloat16()
+    rule = LatentRule(SCALE, world.weight, V_DIM)
+    out = world.kernel.attend(q, (q, q), world.pages, step, rule)
+    for row in (0, 1):
+        right = world.by_hand(q[row], row, int(contexts[row]) - 1)
+        assert float((out[row].double() - right).abs().max()) < 0.02 * float(right.abs().max())
+
+
 def test_a_sequence_gets_the_same_alone_and_beside_others():
     alone, beside = World(4, seed=3), World(4, seed=3)
     for world in (alone, beside):
