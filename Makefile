@@ -24,7 +24,7 @@ key = $(shell { pwd -P; echo '$(PYTHON)' $(1); cat $(2) /dev/null; } | cksum | c
 STAMPS := .venv/.stamps
 VENV_KEY := $(call key,venv,)
 VENV := $(STAMPS)/venv-$(VENV_KEY)
-DEV := $(STAMPS)/dev-$(call key,$(VENV_KEY),pyproject.toml constraints.txt)
+DEV := $(STAMPS)/dev-$(call key,$(VENV_KEY),pyproject.toml constraints.txt $(sort $(wildcard native/*.*)))
 MODEL := $(STAMPS)/model-$(call key,$(VENV_KEY) $(MODEL_PACKAGE),)
 RUN := .venv/bin/python
 
