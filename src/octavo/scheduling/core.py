@@ -29,7 +29,7 @@ class EngineCore:
             raise ConfigError("pipeline_depth", depth, "use 0 (plan, run, learn) or 1 (plan ahead by one step)")
         self.scheduler = scheduler
         self.executor = executor
-        self.depth = depth
+        self.depth = scheduler.plans_ahead = depth
         self.timer: Callable[[], float] | None = None
         self.guard: AbstractContextManager[Any] = nullcontext()
         self._audit = audit

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 def grow(scheduler: Scheduler, draft: Draft) -> None:
     """Reserve for `draft.given`, lowering it where blocks run out."""
+    if scheduler.cache.gives_up:
+        scheduler.cache.slide(draft.rows)
     going = np.flatnonzero(draft.given)
     if not len(going):
         return
     rows = draft.rows[going]
     computed = scheduler.running.computed[rows]
-    if scheduler.cache.gives_up:
-        scheduler.cache.slide(rows, computed)
     upto = computed + draft.given[going]
     got = scheduler.cache.reserve_many(rows, upto)
     if isinstance(got, Shortfall):
@@ -70,10 +70,10 @@ def _grow_one(scheduler: Scheduler, draft: Draft, row: int, place: int) -> bool:
 
 def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
     """Preempt somebody. False when the step must wait instead: for draining blocks, or a plan in flight."""
-    if any(scheduler.cache.pool.draining):
+    running = scheduler.running
+    if any(scheduler.cache.pool.draining) or _will_slide(scheduler):
         # What is on its way back may be enough; nobody is paused before that is known.
         return False
-    running = scheduler.running
     rows = [row for row in running.live_rows().tolist() if row != oldest and running.wanted(np.array([row]))[0]]
     if not rows:
         if scheduler.release_ended_seats():
@@ -101,6 +101,14 @@ def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
         raise PolicyError(f"victim policy {scheduler.policies.victim.name!r} chose {choice} of {len(candidates)}")
     scheduler.preempt(rows[choice], draft)
     return True
+
+
+def _will_slide(scheduler: Scheduler) -> bool:
+    """Whether blocks will be given up once the plan in flight has been learned of."""
+    if not scheduler.in_flight or not scheduler.cache.gives_up:
+        return False
+    rows = scheduler.running.live_rows()
+    return scheduler.cache.will_slide(rows, scheduler.running.computed[rows])
 
 
 def _oldest(scheduler: Scheduler) -> int:
