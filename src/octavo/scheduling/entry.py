@@ -106,9 +106,11 @@ def _try_to_seat(
         raise PolicyError(f"allocation {allocation.name!r} gave room for {reserve} of {extent.upto} positions")
     shared = shared_blocks(cache, match)
     needs = _needs(cache, (max(known, reserve), max(sequence.limit - 1, reserve)), step * plans, shared)
-    # Alone it goes on with less than it is charged: it waits for each plan where blocks are short.
-    alone = span < plans and not len(scheduler.running)
-    least = _needs(cache, (max(known, reserve), max(sequence.limit - 1, reserve)), span, shared) if alone else needs
+    # Where there is no room to plan ahead, it goes on one plan at a time, and alone.
+    singly = span < plans
+    least = needs
+    if singly and not len(scheduler.running):
+        least = _needs(cache, (max(known, reserve), max(sequence.limit - 1, reserve)), span, shared)
     view = _view(scheduler, promised, least, resuming=sequence.preemptions > 0)
     if not scheduler.policies.admission.admits(view):
         if not view.running and not scheduler.in_flight:
@@ -117,6 +119,7 @@ def _try_to_seat(
             raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
         return None
     row = scheduler.running.seat(sequence, step, match.tokens, cut)
+    scheduler.running.singly[row] = singly
     got = _blocks(scheduler, draft, sequence, match, reserve)
     if isinstance(got, Shortfall):
         scheduler.running.unseat([row])

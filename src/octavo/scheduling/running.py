@@ -36,6 +36,8 @@ class RunningSet:
         self.limit = np.zeros(rows, dtype=np.int64)
         self.step = np.zeros(rows, dtype=np.int64)
         """The most positions of each row in one step."""
+        self.singly = np.zeros(rows, dtype=bool)
+        """Whether each row waits for its plan in flight before the next: there is no room for what both read."""
         self.cut = np.zeros(rows, dtype=np.int64)
         """A position of each row where a chunk ends, so that state can be copied as it stands there; 0: nowhere."""
         self.last_token = np.zeros(rows, dtype=np.int32)
@@ -87,6 +89,7 @@ class RunningSet:
         self.computed[row] = computed
         self.limit[row] = sequence.limit
         self.step[row] = step
+        self.singly[row] = False
         self.cut[row] = cut
         self.last_token[row] = feed[-1]
         self.done[row] = False

@@ -127,6 +127,8 @@ class Scheduler:
     def _draft(self, now: float) -> Draft:
         rows = self.running.order
         wanted = self.running.wanted(rows)
+        if self.in_flight:
+            wanted[self.running.singly[rows]] = 0
         budget = self.limits.max_num_batched_tokens
         if len(rows) <= budget and wanted.max(initial=0) <= 1:
             given = wanted
