@@ -25,6 +25,7 @@ from octavo.geometry.state import (
 )
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import BOUNDLESS, BlockOrder, Layout, make_layout
+from octavo.memory.slabs import SLABS_AT_LEAST
 from octavo.planner.ledger import Ledger, StepLimits, make_ledger, predict_runtime
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -32,8 +33,6 @@ DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_UTILIZATION = 0.9
 CPU_SHARE, CPU_MOST_BYTES = 0.4, 4 * 2**30
 """On CPU, unless asked for more: this share of what is free now, and at most this many bytes."""
-SLABS_AT_LEAST = 64
-"""A slab that holds blocks of several sizes is at most one part in so many of the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

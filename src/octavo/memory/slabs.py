@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 ENOUGH = 0.03
 """Padding that is small enough not to look further, as a share of a slab."""
+SLABS_AT_LEAST = 64
+"""A slab that holds blocks of several sizes is at most one part in so many of the KV cache."""
 _SMALL = 128
 """Blocks this many times smaller than the largest fill any slab well: their multiples are no candidates."""
 

@@ -15,6 +15,7 @@ from octavo.geometry.dtypes import BF16
 from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.model import ModelGeometry
 from octavo.geometry.parallel import Parallelism, device_geometries
+from octavo.memory.slabs import SLABS_AT_LEAST
 from octavo.planner.accelerators import Accelerator, device_named, from_toml
 from octavo.planner.asked import Asked
 from octavo.planner.budget import make_budget, runtime_lines, step_limits
@@ -59,9 +60,18 @@ class Ground:
     """The fullest device's share of it."""
     accelerator: Accelerator | None
     memory_bytes: int | None
+    weights: Weights
     seqs: int
     step_tokens: int
     context: int
+
+    @property
+    def most_kv_bytes(self) -> int:
+        """What the KV cache of a device will not exceed, before anything is known of its runtime."""
+        if self.asked.kv_cache_memory_bytes is not None:
+            return self.asked.kv_cache_memory_bytes
+        usable = int((self.memory_bytes or 0) * self.asked.utilization) - (self.weights.device_bytes or 0)
+        return max(0, usable)
 
     @property
     def charge(self) -> ChargeLimits:
@@ -70,6 +80,7 @@ class Ground:
             step_tokens=self.step_tokens,
             max_num_seqs=self.seqs,
             speculative_tokens=self.asked.speculative_tokens,
+            most_slab_bytes=self.most_kv_bytes // SLABS_AT_LEAST,
         )
 
     @property
@@ -93,7 +104,8 @@ def ground_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Gro
     context = context or geometry.context_length or DEFAULT_CONTEXT
     seqs, step = _step(engine, asked, memory, accelerator, context)
     device = _fullest(geometry, asked, context)
-    return Ground(source, asked, engine, geometry, device, accelerator, memory, seqs, step, context)
+    weights = weights_of(source, asked, engine)
+    return Ground(source, asked, engine, geometry, device, accelerator, memory, weights, seqs, step, context)
 
 
 def _geometry(source: Source, asked: Asked, engine: Engine, *, computes_fp4: bool) -> ModelGeometry:
@@ -151,7 +163,7 @@ def plan_for(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Plan
     """The same as `plan`, from options that are checked already."""
     ground = ground_of(model, asked)
     paging = paging_for(ground.engine, ground.device, ground.charge)
-    weights = weights_of(ground.source, asked, ground.engine)
+    weights = ground.weights
     budget = _budget(ground, paging, weights)
     kv_bytes = budget.kv.predicted_bytes if budget else asked.kv_cache_memory_bytes
     contexts = _contexts(ground)

@@ -7,7 +7,7 @@ geometry alone. octavo's own: a group for each law, a window charged window - 1 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError
 from octavo.geometry.model import ModelGeometry
@@ -24,6 +24,7 @@ from octavo.geometry.state import (
     Windowed,
     components_bytes,
 )
+from octavo.memory.slabs import slab_bytes_for
 from octavo.planner.engines import Engine
 from octavo.planner.paging import Law, PagedGroup, Paging
 from octavo.planner.pools import CellPool, TokenPool
@@ -42,6 +43,8 @@ class ChargeLimits:
     step_tokens: int
     max_num_seqs: int
     speculative_tokens: int = 0
+    most_slab_bytes: int = 0
+    """octavo's: how large the unit of several groups may become so that each wastes little of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,38 +122,39 @@ def _full_length(kinds: Iterable[_Kind]) -> tuple[_Kind, ...]:
 
 
 def _octavo(kinds: tuple[_Kind, ...], limits: ChargeLimits) -> Paging:
-    """A group for each law; a unit is the largest group's block and holds whole blocks of one other group."""
+    """A group for each law; a unit is a slab, which holds whole blocks of one group at a time: see `memory.layout`."""
     tokens = limits.block_tokens or 16
-    laws: dict[tuple[Law, int, int, int], tuple[int, int]] = {}
+    sinks = any(kind.sink_tokens for kind in kinds)
+    kinds = tuple(replace(k, law="growing", reach_tokens=0, sink_tokens=0) if k.sink_tokens else k for k in kinds)
+    laws: dict[tuple[Law, int, int], tuple[int, int]] = {}
 
-    def add(key: tuple[Law, int, int, int], layers: int, size: int) -> None:
+    def add(key: tuple[Law, int, int], layers: int, size: int) -> None:
         before = laws.get(key, (0, 0))
         laws[key] = (before[0] + layers, before[1] + size)
 
     for kind in kinds:
-        add((kind.law, kind.reach_tokens, kind.sink_tokens, kind.run_tokens), kind.layers, kind.all_bytes)
+        add((kind.law, kind.reach_tokens, kind.run_tokens), kind.layers, kind.all_bytes)
         if kind.once_bytes:
-            add(("constant", 0, 0, 1), kind.layers, kind.layers * kind.once_bytes)
+            add(("constant", 0, 1), kind.layers, kind.layers * kind.once_bytes)
     sizes = {key: size * (1 if key[0] == "constant" else tokens) for key, (_, size) in laws.items()}
-    unit = max(sizes.values())
+    unit = slab_bytes_for(list(sizes.values()), limits.most_slab_bytes)
     groups = tuple(
         PagedGroup(
             name=_name(law, reach),
             law=law,
             layers=layers,
-            block_bytes=sizes[law, reach, sinks, run],
+            block_bytes=sizes[law, reach, run],
             block_tokens=0 if law == "constant" else tokens * run,
-            per_unit=unit // sizes[law, reach, sinks, run],
+            per_unit=unit // sizes[law, reach, run],
             reach_tokens=reach,
-            sink_tokens=sinks,
             run_tokens=run,
         )
-        for (law, reach, sinks, run), (layers, _) in laws.items()
+        for (law, reach, run), (layers, _) in laws.items()
     )
     alone = len(groups) == 1 and groups[0].law == "growing"
-    return Paging(
-        groups=groups, unit_bytes=unit, step_tokens=limits.step_tokens, prints="blocks" if alone else "concurrency"
-    )
+    notes = ("windows with sinks are kept at full length: their first positions stay readable",) if sinks else ()
+    return Paging(groups=groups, unit_bytes=unit, step_tokens=limits.step_tokens,
+                  prints="blocks" if alone else "concurrency", notes=notes)  # fmt: skip
 
 
 def _name(law: Law, reach: int) -> str:
