@@ -59,7 +59,7 @@ def heads_of(fields: Fields, kind: str, layer: int) -> Heads:
         kv_heads = fields.integer("swa_num_key_value_heads") or kv_heads
         value_dim = fields.integer("swa_v_head_dim") or fields.integer("swa_head_dim") or value_dim
         key_dim = fields.integer("swa_head_dim") or key_dim
-    elif fields.integer("global_head_dim") is not None and not fields.mapping("per_layer_config"):
+    elif fields.integer("global_head_dim") is not None and fields.raw.get("per_layer_config") is None:
         key_dim = value_dim = fields.required("global_head_dim")
         if fields.flag("attention_k_eq_v"):
             kv_heads = fields.integer("num_global_key_value_heads") or kv_heads
