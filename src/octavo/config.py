@@ -28,6 +28,9 @@ _UNITS = {
     "ti": 2**40,
 }
 
+QUANTISED = ("int8", "fp8", "fp8_e4m3")
+"""The values of `kv_cache_dtype` that keep eight bits and scales."""
+
 
 def _option(
     kind: str,
@@ -92,8 +95,16 @@ class CacheConfig:
         "choice",
         "auto",
         "element type of keys and values; auto is the model's",
-        choices=("auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float"),
-        planned=("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"),
+        choices=(
+            "auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float", "int8", "fp8", "fp8_e4m3"
+        ),
+        planned=("fp8_e5m2", "int4"),
+    )  # fmt: skip
+    kv_cache_dtype_skip_layers: str | None = _option(
+        "text",
+        None,
+        "with int8 or fp8: layers that stay in the model's type, by index and separated by commas; "
+        "sliding_window is all that have a window",
     )
     headroom_bytes: int = _option("bytes", 0, "bytes left unallocated on purpose", low=0)
     allocation: str = _option(
@@ -108,7 +119,13 @@ class CacheConfig:
     )
 
     def __post_init__(self) -> None:
+        skipped: Any = self.kv_cache_dtype_skip_layers
+        if isinstance(skipped, (list, tuple)):
+            object.__setattr__(self, "kv_cache_dtype_skip_layers", ",".join(map(str, skipped)) or None)
         _check(self)
+        if self.kv_cache_dtype_skip_layers is not None and self.kv_cache_dtype not in QUANTISED:
+            remedy = f"kv_cache_dtype={self.kv_cache_dtype!r} rounds no layer; leave it out, or ask for int8 or fp8"
+            raise ConfigError("kv_cache_dtype_skip_layers", self.kv_cache_dtype_skip_layers, remedy)
         if self.gpu_memory_utilization == 0:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be above 0 and at most 1")
         if self.allocation == "contiguous":

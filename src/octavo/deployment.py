@@ -7,11 +7,15 @@ Invariant: the ledger sums exactly to its total, and its KV line is slabs x slab
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.config import Config
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import Dtype, dtype_named
+from octavo.geometry.exceptions import with_layers_unquantised
+from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.model import ModelGeometry
 from octavo.geometry.state import (
     Borrowed,
@@ -244,6 +248,15 @@ def kv_dtype_for(config: Config, weights_dtype: Dtype) -> Dtype:
     return weights_dtype if asked == "auto" else dtype_named(asked, field="kv_cache_dtype")
 
 
+def served_geometry(config: Config, raw: Mapping[str, Any], weights_dtype: Dtype) -> ModelGeometry:
+    """What each layer keeps when the model of `raw`, its config.json, is served as asked."""
+    geometry = geometry_from_config(raw, kv_dtype_for(config, weights_dtype))
+    skipped = config.cache.kv_cache_dtype_skip_layers
+    if skipped is None:
+        return geometry
+    return with_layers_unquantised(geometry, [name.strip() for name in skipped.split(",")], weights_dtype)
+
+
 def tokens_in(layout: Layout, slabs: int, config: Config) -> int:
     """The most positions of one sequence that `slabs` slabs hold, when nothing else is there."""
     return layout.most_tokens(slabs, _step_tokens(config, 1))
@@ -285,6 +298,13 @@ def _require_served(geometry: ModelGeometry) -> None:
                 continue
             served = isinstance(part, (Growing, Windowed, Chunked))
             names = tuple(component.name for component in part.components)
+            if served and names != SERVED[0] and any(component.dtype.quantised for component in part.components):
+                raise ConfigError(
+                    "kv_cache_dtype",
+                    geometry.kv_dtype.name,
+                    f"layer {index} keeps {' + '.join(names)}, which is served in the model's own type only; "
+                    "use auto, or name the layer in kv_cache_dtype_skip_layers",
+                )
             if served and names in SERVED:
                 continue
             kind = f"{geometry.attention_mode} ({' + '.join(names)})" if served else f"{type(part).__name__} state"
@@ -428,7 +448,7 @@ def _plain_reasons(config: Config, geometry: ModelGeometry, facts: Facts, limit:
         "device": f"{facts.total_bytes:,} B granted by {facts.granted_by}, {facts.cores} cores",
         "geometry": "; ".join(geometry.notes) or "read from the model's config",
         "bytes per token": "the sum over layers of keys and values",
-        "kv_cache_dtype": "auto: what the model computes in" if auto else "as asked",
+        "kv_cache_dtype": "auto: what the model computes in" if auto else _kept_reason(geometry),
         "block_size": "positions per block",
         "KV cache": limit,
         "blocks": "KV cache / bytes of a block",
@@ -438,3 +458,8 @@ def _plain_reasons(config: Config, geometry: ModelGeometry, facts: Facts, limit:
         "preemption": "what becomes of a sequence that gives way",
         "reuse": "whether a finished block may serve another request",
     }
+
+
+def _kept_reason(geometry: ModelGeometry) -> str:
+    dtype = geometry.kv_dtype
+    return f"as asked, with a scale of {dtype.scale_bytes} B for each token and head" if dtype.quantised else "as asked"

@@ -110,8 +110,11 @@ BAD: list[tuple[str, Any]] = [
     ("headroom_bytes", "-1GiB"),
     ("max_kv_tokens", 0),
     ("num_gpu_blocks_override", 0),
-    ("kv_cache_dtype", "fp8"),
-    ("kv_cache_dtype", "int8"),
+    ("kv_cache_dtype", "fp8_e5m2"),
+    ("kv_cache_dtype", "int4"),
+    ("kv_cache_dtype_skip_layers", "0,1"),
+    ("kv_cache_dtype_skip_layers", ""),
+    ("kv_cache_dtype_skip_layers", 3),
     ("kv_cache_dtype", "bf17"),
     ("kv_cache_dtype", None),
     ("dtype", "int8"),
@@ -149,7 +152,13 @@ def test_a_wrong_value_is_refused_naming_its_field(name: str, value: Any) -> Non
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "int8"])
+def test_layers_that_are_not_rounded_are_a_text_or_a_list() -> None:
+    asked = Config.from_kwargs(kv_cache_dtype="int8", kv_cache_dtype_skip_layers=[0, "sliding_window"])
+    assert asked.cache.kv_cache_dtype_skip_layers == "0,sliding_window"
+    assert Config.from_kwargs(kv_cache_dtype_skip_layers=[]).cache.kv_cache_dtype_skip_layers is None
+
+
+@pytest.mark.parametrize("name", ["fp8_e5m2", "int4"])
 def test_what_is_not_served_yet_says_so(name: str) -> None:
     with pytest.raises(ConfigError, match="not served yet"):
         Config.from_kwargs(kv_cache_dtype=name)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import Config
-from octavo.deployment import CPU_MOST_BYTES, Deployment, Facts, decide, kv_dtype_for, tokens_in
+from octavo.deployment import CPU_MOST_BYTES, Deployment, Facts, decide, kv_dtype_for, served_geometry, tokens_in
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16, FP16, FP32
 from octavo.geometry.from_config import geometry_from_config
@@ -206,6 +206,51 @@ def test_window_layers_are_served_at_full_length_and_the_ledger_says_so() -> Non
 def test_kv_dtype_is_the_models_unless_asked() -> None:
     assert kv_dtype_for(Config.from_kwargs(), FP32) is FP32
     assert kv_dtype_for(Config.from_kwargs(kv_cache_dtype="half"), FP32) is FP16
+
+
+GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1,
+         "head_dim": 256, "hidden_size": 640, "sliding_window": 512, "sliding_window_pattern": 6}  # fmt: skip
+
+
+def test_eight_bit_layers_and_others_share_a_model_and_its_bytes() -> None:
+    config = Config.from_kwargs(kv_cache_dtype="int8", kv_cache_dtype_skip_layers="0, 5", max_kv_tokens=1600)
+    geometry = served_geometry(config, GEMMA, BF16)
+    assert geometry.bytes_per_token == 4 * 2 * (256 + 4) + 2 * 2 * 256 * 2
+    d = decide(config, geometry, CPU)
+    window, full = d.layout.groups
+    assert (window.block_bytes, full.block_bytes) == (16 * (4 * 520 + 1024), 16 * 1024)
+    rows = {row.name: row for row in d.rows()}
+    assert rows["kv_cache_dtype"].value == "int8"
+    assert "a scale of 4 B for each token and head" in rows["kv_cache_dtype"].reason
+    assert "layers 0, 5 in bf16" in rows["geometry"].reason
+
+
+def test_all_layers_with_a_window_can_be_named_at_once() -> None:
+    config = Config.from_kwargs(kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=["sliding_window"])
+    layers = served_geometry(config, GEMMA, BF16).layers
+    assert [layer.components[0].dtype.name for layer in layers] == ["bf16"] * 5 + ["fp8"]
+
+
+@pytest.mark.parametrize(("name", "told"), [("6", "layers 0 to 5"), ("-1", "layers 0 to 5"), ("first", "layers 0 to")])
+def test_layers_that_are_not_there_are_refused(name: str, told: str) -> None:
+    config = Config.from_kwargs(kv_cache_dtype="int8", kv_cache_dtype_skip_layers=name)
+    with pytest.raises(ConfigError, match=told) as caught:
+        served_geometry(config, GEMMA, BF16)
+    assert caught.value.field == "kv_cache_dtype_skip_layers"
+
+
+def test_a_model_without_windows_has_none_to_leave_out() -> None:
+    config = Config.from_kwargs(kv_cache_dtype="int8", kv_cache_dtype_skip_layers="sliding_window")
+    with pytest.raises(ConfigError, match="no layer of this model has a window"):
+        served_geometry(config, {"model_type": "llama"}, BF16)
+
+
+def test_quantised_latents_are_refused_by_name() -> None:
+    latent = {"model_type": "deepseek_v3", "num_hidden_layers": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 8}
+    config = Config.from_kwargs(kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match="in the model's own type only") as caught:
+        decide(config, served_geometry(config, latent, BF16), CPU)
+    assert caught.value.field == "kv_cache_dtype"
 
 
 def test_the_start_table_lets_one_figure_be_derived_from_another() -> None:

@@ -83,7 +83,8 @@ def batch(  # noqa: PLR0913 - one for each option of the command line
     config = Config.from_kwargs(**engine)
     names = tuple(served_model_name or ())
     ServerSettings(served_model_names=names)
-    run = run_digest(astuple(config.model), config.cache.kv_cache_dtype, names)
+    kept = (config.cache.kv_cache_dtype, config.cache.kv_cache_dtype_skip_layers)
+    run = run_digest(astuple(config.model), kept, names)
     with _open_input(input, output) as rows:
         written = open_output(output, run, overwrite=overwrite)
         try:

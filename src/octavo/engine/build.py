@@ -6,11 +6,10 @@ The only place that knows all the parts. Whoever imports it imports torch.
 from __future__ import annotations
 
 from octavo.config import Config
-from octavo.deployment import Deployment, decide, kv_dtype_for
+from octavo.deployment import Deployment, decide, served_geometry
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
 from octavo.geometry.dtypes import dtype_named
-from octavo.geometry.from_config import geometry_from_config
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.cache import KVCache
@@ -54,7 +53,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     served = require_served(loaded.model)
     backend = ReferenceAttention()
     weights_dtype = dtype_named(str(loaded.dtype))
-    geometry = geometry_from_config(loaded.config_json, kv_dtype_for(config, weights_dtype))
+    geometry = served_geometry(config, loaded.config_json, weights_dtype)
     require_geometry(loaded.model, geometry.layers)
     facts = device_facts(
         device,

@@ -219,7 +219,10 @@ def _workspace(geometry: ModelGeometry, limits: StepLimits) -> Line:
 
 
 def _gather_bytes(state: object) -> int:
-    return state.bytes_per_token if isinstance(state, (Growing, Windowed)) else 0
+    """Of one position; what is kept in eight bits is gathered as it lies, then read as float32."""
+    if not isinstance(state, (Growing, Windowed)):
+        return 0
+    return state.bytes_per_token + sum(4 * c.elements for c in state.components if c.dtype.quantised)
 
 
 def _tables(limits: StepLimits) -> Line:
