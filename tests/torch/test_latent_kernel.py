@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kernels.interface import AttentionStep
-from octavo.kernels.latent import LatentAttention, LatentPages, LatentRule, expands
+from octavo.kernels.latent import Kept, LatentAttention, LatentPages, LatentRule, expands
 
 HEADS, RANK, NOPE, ROPE, V_DIM = 3, 20, 8, 4, 6
 SCALE = 0.4
@@ -31,7 +31,8 @@ class World:
         self.block, units = block, 400
         nan = float("nan")  # whatever is not written must never be read, not even with weight zero
         self.pages = LatentPages(
-            torch.full((units, block, rank), nan, dtype=dtype), torch.full((units, block, ROPE), nan, dtype=dtype),
+            Kept(torch.full((units, block, rank), nan, dtype=dtype)),
+            Kept(torch.full((units, block, ROPE), nan, dtype=dtype)),
             (rank + ROPE) * dtype.itemsize,
         )  # fmt: skip
         self.weight = self.normal(HEADS, NOPE + V_DIM, rank) * rank**-0.5
@@ -58,8 +59,8 @@ class World:
         for row, start, count in zip(rows, starts, counts, strict=True):
             for index in range(-(-start // self.block), -(-(start + count) // self.block)):
                 unit = self.tables[row, index] = self.free.pop()
-                self.pages.latent[unit].zero_()  # as the arena does with what a step does not fill
-                self.pages.rope_k[unit].zero_()
+                self.pages.latent.rows[unit].zero_()  # as the arena does with what a step does not fill
+                self.pages.rope_k.rows[unit].zero_()
         of = np.repeat(rows, counts)
         step = AttentionStep(
             block_tokens=self.block, decodes=len(singles), rows=rows, starts=starts, contexts=starts + counts,
@@ -70,7 +71,7 @@ class World:
         total = int(counts.sum())
         q = self.normal(total, HEADS, NOPE + ROPE)
         new = (self.normal(total, self.weight.shape[2]), self.normal(total, ROPE))
-        kept = tuple(part.to(self.pages.latent.dtype).float() for part in new)
+        kept = tuple(part.to(self.pages.latent.rows.dtype).float() for part in new)
         for i, row in enumerate(rows.tolist()):
             own = slice(step.offsets[i], step.offsets[i + 1])
             self.latents[row] = torch.cat((self.latents[row], kept[0][own]))
@@ -163,7 +164,7 @@ def test_a_sequence_gets_the_same_alone_and_beside_others():
 def test_a_nan_in_one_sequence_stays_in_it():
     world = World(4)
     world.step([(row, 3 + row) for row in range(4)])
-    world.pages.latent[world.tables[1, 0]] = float("nan")
+    world.pages.latent.rows[world.tables[1, 0]] = float("nan")
     assert not world.step([(1, 1)])
     assert world.step([(0, 1), (2, 1), (3, 1)])
 

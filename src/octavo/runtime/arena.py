@@ -21,7 +21,7 @@ from octavo.errors import ConfigError
 from octavo.geometry.dtypes import Dtype
 from octavo.geometry.state import Component
 from octavo.kernels.interface import Pages
-from octavo.kernels.latent import LatentPages
+from octavo.kernels.latent import Kept, LatentPages
 from octavo.memory.layout import Field, Layout
 from octavo.models.recurrent import LayerSlots, convolution_shape, numbered_states
 
@@ -98,8 +98,10 @@ class Arena:
     def pages(self, layer: int) -> Pages | LatentPages:
         """Keys and values of one layer of plain attention, or the latents and rotary keys of one of MLA."""
         if self.has_latent(layer):
-            latent, rope_k = self.view(layer, "latent"), self.view(layer, "rope_k")
-            return LatentPages(latent, rope_k, self._token_bytes(layer, latent, rope_k))
+            latent, rope_k = self._kept(layer, "latent"), self._kept(layer, "rope_k")
+            size = self._token_bytes(layer, latent.rows, latent.scales, rope_k.rows, rope_k.scales)
+            index = self._kept(layer, "index_k") if (layer, "index_k") in self._fields else None
+            return LatentPages(latent, rope_k, size, index)
         if not self.has(layer):
             raise ConfigError("model", f"layer {layer}", "keeps no keys and values in this layout")
         k, v = self.view(layer, "k"), self.view(layer, "v")
@@ -117,6 +119,9 @@ class Arena:
             shape = convolution_shape(parts) if parts[0].name.startswith("conv") else first.shape
             views.append(self._strided(index, first, first.offset_bytes, shape, _torch_dtype(first.dtype)))
         return LayerSlots(tuple(views[: len(convolutions)]), tuple(views[len(convolutions) :]))
+
+    def _kept(self, layer: int, component: str) -> Kept:
+        return Kept(self.view(layer, component), self.scales(layer, component))
 
     def _token_bytes(self, layer: int, *parts: torch.Tensor | None) -> int:
         block_tokens = self.layout.groups[self.group_of(layer)].block_tokens
