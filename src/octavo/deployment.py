@@ -17,18 +17,9 @@ from octavo.geometry.dtypes import Dtype, dtype_named
 from octavo.geometry.exceptions import with_layers_unquantised
 from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.model import ModelGeometry
-from octavo.geometry.state import (
-    Borrowed,
-    Chunked,
-    Constant,
-    Growing,
-    Stateless,
-    Windowed,
-    components_bytes,
-    parts_of,
-)
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import BOUNDLESS, BlockOrder, Layout, make_layout
+from octavo.memory.served import require_kernels
 from octavo.memory.slabs import SLABS_AT_LEAST
 from octavo.planner.ledger import Ledger, StepLimits, make_ledger, predict_runtime
 
@@ -187,7 +178,7 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
     `geometry` is already in the element type that `kv_dtype_for` names. Raises `ConfigError` with
     the arithmetic where the model does not fit or keeps state that is not served.
     """
-    _require_served(geometry)
+    require_kernels(geometry)
     layout = make_layout(
         served_groups(geometry.layers),
         config.cache.block_size,
@@ -284,35 +275,6 @@ def _most_sequences(layout: Layout, slabs: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-SERVED = (("k", "v"), ("latent", "rope_k"))
-"""What a layer may keep per position, by the names of its components."""
-
-
-def _require_served(geometry: ModelGeometry) -> None:
-    """Refuse by name what a layer keeps and no kernel reads."""
-    for index, state in enumerate(geometry.layers):
-        for part in parts_of(state):
-            if isinstance(part, (Borrowed, Stateless, Constant)) or not components_bytes(part.components):
-                continue
-            served = isinstance(part, (Growing, Windowed, Chunked))
-            names = tuple(component.name for component in part.components)
-            if served and names != SERVED[0] and any(component.dtype.quantised for component in part.components):
-                raise ConfigError(
-                    "kv_cache_dtype",
-                    geometry.kv_dtype.name,
-                    f"layer {index} keeps {' + '.join(names)}, which is served in the model's own type only; "
-                    "use auto, or name the layer in kv_cache_dtype_skip_layers",
-                )
-            if served and names in SERVED:
-                continue
-            kind = f"{geometry.attention_mode} ({' + '.join(names)})" if served else f"{type(part).__name__} state"
-            raise ConfigError(
-                "model",
-                geometry.model_type,
-                f"layer {index} keeps {kind}, which can be planned but is not served yet",
-            )
 
 
 def _asked_length(config: Config, geometry: ModelGeometry) -> tuple[int | None, str]:
