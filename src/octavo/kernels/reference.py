@@ -248,7 +248,7 @@ def _weighted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: _Piece, 
     elif piece.direct:
         hidden = torch.ones(queries, queries, dtype=torch.bool, device=q.device).triu_(1)
         scores = scores.masked_fill(hidden, float("-inf"))
-    scores = scores.float()
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if rule.sinks is not None:
         sinks = rule.sinks.to(scores.dtype).view(1, heads, 1, 1).expand(n, heads, queries, 1)
         weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
