@@ -70,8 +70,10 @@ bench: $(DEV) $(MODEL)  ## Run the benchmarks: scheduling, HTTP, then octavo bes
 	$(RUN) benchmarks/engine.py
 
 .PHONY: docs
-docs: $(DEV)  ## Write docs/cli.md from the --help texts and run the examples in the documents
+docs: $(DEV)  ## Write the documents that commands make (cli, capacity, planner-accuracy) and run the examples in all
 	$(RUN) -m typer octavo.cli.main utils docs --name octavo --title "The octavo command" --output docs/cli.md
+	$(RUN) tools/make_capacity.py
+	$(RUN) tools/make_planner_accuracy.py
 	$(RUN) -m pytest -q tests/pure/test_documents.py
 
 .PHONY: screenshot

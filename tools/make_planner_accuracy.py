@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.planner_records import (
     Insufficient,
