@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from octavo.models.latent_shrink import shrink_latent
+from octavo.models.recurrent_shrink import is_recurrent, shrink_recurrent, weight_gain
 
 VOCABULARY = 128
 TINY_CONTEXT = 64
@@ -53,6 +54,7 @@ _CEILINGS = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "num_experts_per_token": 2,
+    "top_k_experts": 2,
     "n_shared_experts": 1,
     "moe_num_experts": 4,
     "moe_k": 2,
@@ -75,11 +77,12 @@ def shrunk(config: Any) -> Any:
                 getattr(small, key).num_hidden_layers = 1  # what sees or hears is not tried: the trial is text
     if small.get_text_config() is small:
         overrides = _take_overrides(small)
-        if getattr(small, "num_attention_heads", None):
+        if getattr(small, "num_attention_heads", None) or is_recurrent(small):
             before = copy.deepcopy(small)
             chosen = _shrink_depth(small)
             _shrink_width(small)
             shrink_latent(small, before)
+            shrink_recurrent(small, before)
             _shrink_rope(small)
             _shrink_window_sizes(before, small)
             overrides = _shrunk_overrides(overrides, chosen, before, small)
@@ -145,9 +148,10 @@ def _every_kind(kinds: Sequence[str]) -> int:
 
 
 def _shrink_width(config: Any) -> None:
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    heads, kv_heads = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     config.hidden_size = HEADS * HEAD_DIM
-    config.num_attention_heads = HEADS
+    if heads is not None:
+        config.num_attention_heads = HEADS
     if kv_heads is not None:
         config.num_key_value_heads = HEADS if kv_heads == heads else 1 if kv_heads == 1 else 2
     for name in ("head_dim", "v_head_dim"):
@@ -212,13 +216,14 @@ def enliven(model: PreTrainedModel, seed: int) -> None:
     The usual initialisation is so small that a random model all but ignores its context.
     """
     generator = torch.Generator().manual_seed(seed)
-    vocabulary = model.config.get_text_config().vocab_size
+    text = model.config.get_text_config()
+    vocabulary, gain = text.vocab_size, weight_gain(text)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator).to(parameter.device, parameter.dtype)
             if parameter.dim() >= 2:
                 embedding = parameter.shape[0] == vocabulary and "head" not in name
-                parameter.copy_(noise * (0.3 if embedding else 1.6 / parameter.shape[-1] ** 0.5))
+                parameter.copy_(noise * (0.3 if embedding else gain / parameter.shape[-1] ** 0.5))
             elif "norm" in name or "ln" in name:
                 parameter.add_(0.1 * noise)
             else:

@@ -81,8 +81,27 @@ VERIFIED_LATENT: tuple[str, ...] = (
 )
 """The same for latent attention (MLA)."""
 
+VERIFIED_RECURRENT: tuple[str, ...] = (
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "lfm2_moe",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5_text",
+    "qwen3_next",
+    "zamba",
+    "zamba2",
+)
+"""The same for recurrent and convolution layers, beside attention or alone."""
+
 _ALIBI = "its position bias (ALiBi) rides on the attention mask, and paged attention has no mask"
-_RECURRENT = "it keeps recurrent state, which is not served yet"
+_OWN_STATE = "its recurrent layers keep their state in a cache of their own kind, whose states no slot can hold"
 _INDEXED = "an index of its own chooses what it attends to (sparse attention), which is not served"
 _ENCODER = "it is an encoder and does not generate"
 _PAIR = "it is an encoder with a decoder, and only decoders are served"
@@ -94,32 +113,8 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("falcon", "gpt_neo", "gpt_neox_japanese", "xglm", "cpmant"), _FIXED),
     **dict.fromkeys(("diffllama", "jetmoe"), _CHANGED),
     "doge": "it attends under a mask that it computes from values",
-    **dict.fromkeys(
-        (
-            "bamba",
-            "falcon_h1",
-            "falcon_mamba",
-            "granitemoehybrid",
-            "jamba",
-            "kimi_linear",
-            "lfm2",
-            "lfm2_moe",
-            "mamba",
-            "mamba2",
-            "minimax",
-            "nemotron_h",
-            "olmo_hybrid",
-            "qwen3_5",
-            "qwen3_5_moe",
-            "qwen3_next",
-            "recurrent_gemma",
-            "rwkv",
-            "xlstm",
-            "zamba",
-            "zamba2",
-        ),
-        _RECURRENT,
-    ),
+    **dict.fromkeys(("minimax", "rwkv", "xlstm"), _OWN_STATE),
+    "recurrent_gemma": "its recurrent layers keep their state in themselves, where no cache can hold it",
     **dict.fromkeys(
         (
             "axk2",
@@ -138,7 +133,17 @@ REFUSED: Mapping[str, str] = {
 }
 
 _INDEX_WIDTHS = ("index_head_dim", "indexer_head_dim")
-_SERVED_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+_SERVED_LAYERS = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+    "conv",
+    "hybrid",
+    "hybrid_sliding",
+    "mlp",
+    "moe",
+)
 
 
 def refusal(config: Any) -> str | None:
@@ -163,4 +168,8 @@ def refusal(config: Any) -> str | None:
 
 def in_table(config: Any) -> bool:
     """Whether the tests vouch for this model type. A model with parts beside its text model is not in the table."""
-    return config.get_text_config() is config and config.model_type in (*VERIFIED, *VERIFIED_LATENT)
+    return config.get_text_config() is config and config.model_type in (
+        *VERIFIED,
+        *VERIFIED_LATENT,
+        *VERIFIED_RECURRENT,
+    )
