@@ -19,9 +19,8 @@ from octavo.geometry.state import (
     parts_of,
 )
 
-PER_HEAD = ("k", "v")
-SERVED = (PER_HEAD, ("latent", "rope_k"))
-"""What a layer may keep per position, by the names of its components; in eight bits only keys and values of heads."""
+SERVED = (("k", "v"), ("latent", "rope_k"), ("latent", "rope_k", "index_k"))
+"""What a layer may keep per position, by the names of its components."""
 
 
 def require_kernels(geometry: ModelGeometry) -> None:
@@ -33,13 +32,6 @@ def require_kernels(geometry: ModelGeometry) -> None:
             served = isinstance(part, (Growing, Windowed, Chunked))
             names = tuple(component.name for component in part.components)
             if served and names in SERVED:
-                if names != PER_HEAD and any(component.dtype.quantised for component in part.components):
-                    raise ConfigError(
-                        "kv_cache_dtype",
-                        geometry.kv_dtype.name,
-                        f"layer {index} keeps {' + '.join(names)}, which is served in the model's own type only; "
-                        "use auto, or name the layer in kv_cache_dtype_skip_layers",
-                    )
                 continue
             kind = f"{geometry.attention_mode} ({' + '.join(names)})" if served else f"{type(part).__name__} state"
             raise ConfigError(
