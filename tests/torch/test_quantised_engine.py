@@ -222,7 +222,7 @@ def test_the_same_bytes_hold_as_many_more_tokens_as_the_element_types_say(checkp
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_a_scarce_pool_serves_what_a_roomy_one_does(checkpoint, name):
     _, roomy = generated(checkpoint, kv_cache_dtype=name, num_gpu_blocks_override=100)
-    llm, scarce = generated(checkpoint, kv_cache_dtype=name, num_gpu_blocks_override=25)
+    _, scarce = generated(checkpoint, kv_cache_dtype=name, num_gpu_blocks_override=25)
     assert scarce == roomy
     assert len({token for tokens in roomy for token in tokens}) > 20
 
