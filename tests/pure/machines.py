@@ -19,21 +19,33 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from octavo.errors import InvariantViolation, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.check import check, is_empty
+from octavo.memory.layout import Layout
 from octavo.memory.values import Reservation, Shortfall, Suspended
 from octavo.policy.allocation import allocation_named
 from octavo.policy.bundle import Policies
 from octavo.policy.chaos import Chaos
 from octavo.scheduling.audit import check_all
 from octavo.scheduling.core import EngineCore
-from octavo.scheduling.events import Event, Finished, StepTokens
+from octavo.scheduling.events import Event, Finished, Preempted, StepTokens
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
-from octavo.simulate.toy_model import VOCAB, ToyExecutor, ToyModel, toy_layout, toy_request
+from octavo.simulate.toy_laws import law_of, toy_layout
+from octavo.simulate.toy_model import VOCAB, ToyExecutor, toy_model, toy_request
 
 ROWS = 4
-LAYOUTS = ((2,), (4, 2), (6, 2), (2, 2), (5, 2))
-"""Heads by group: one group; two and three of the second's blocks in a slab; equal blocks; padded slabs."""
+LAWS = ("full", "full", "window_1", "window_4", "window_6", "chunk_2", "chunk_5", "chunk_8", "constant")
+ONE_TO_THREE_GROUPS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from(LAWS)), min_size=1, max_size=3)
+"""Heads and law of each group: one group, equal blocks, several of a group's blocks in a slab, padded slabs."""
+SLAB_BYTES = st.sampled_from((0, 0, 300, 1500))
+"""Up to several of the largest blocks in a slab."""
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    groups = draw(ONE_TO_THREE_GROUPS)
+    heads, laws = [n for n, _ in groups], [law for _, law in groups]
+    return toy_layout(heads, draw(st.sampled_from((1, 4))), laws, most_slab_bytes=draw(SLAB_BYTES))
 
 
 @dataclass
@@ -41,8 +53,18 @@ class Held:
     """What one row, or one suspended state, should hold."""
 
     slots: list[list[int]]
+    firsts: list[int]
+    """Blocks given up at the front, by group."""
     committed: int = 0
     touched: int = -1
+
+    @staticmethod
+    def nothing(groups: int) -> Held:
+        return Held([[] for _ in range(groups)], [0] * groups)
+
+    def ever(self, group: int) -> int:
+        """Blocks that it holds or has given up."""
+        return self.firsts[group] + len(self.slots[group])
 
 
 @dataclass
@@ -58,16 +80,13 @@ class Expected:
 class CacheMachine(RuleBasedStateMachine):
     """Every verb of `KVCache`, in any order, on any layout."""
 
-    @initialize(
-        heads=st.sampled_from(LAYOUTS),
-        contiguous=st.booleans(),
-        block_tokens=st.sampled_from((1, 4)),
-        slabs=st.integers(1, 14),
-    )
-    def build(self, heads: tuple[int, ...], contiguous: bool, block_tokens: int, slabs: int) -> None:
-        self.cache = KVCache(toy_layout(heads, block_tokens), slabs, ROWS, contiguous=contiguous)
-        self.groups = range(len(heads))
-        self.model = Expected(rows=[Held([[] for _ in heads]) for _ in range(ROWS)])
+    @initialize(layout=layouts(), contiguous=st.sampled_from((False, False, True)), slabs=st.integers(1, 14))
+    def build(self, layout: Layout, contiguous: bool, slabs: int) -> None:
+        self.cache = KVCache(layout, slabs, ROWS, contiguous=contiguous)
+        self.laws = [law_of(group) for group in layout.groups]
+        self.block_tokens = max(group.block_tokens for group in layout.groups) or 4
+        self.groups = range(len(layout.groups))
+        self.model = Expected(rows=[Held.nothing(len(self.groups)) for _ in range(ROWS)])
 
     # -- verbs --------------------------------------------------------------------------------
 
@@ -83,6 +102,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _reserve(self, wanted: dict[int, int], act: Callable[[], Reservation | Shortfall]) -> None:
         missing = {row: self._missing(row, tokens) for row, tokens in wanted.items()}
         counts = [sum(more[g] for more in missing.values()) for g in self.groups]
+        # Of a run that is there, no group may grow.
         outgrown = any(any(more) and any(self.model.rows[row].slots) for row, more in missing.items())
         if self.cache.pool.contiguous and outgrown:
             with pytest.raises(InvariantViolation, match="outgrew its run"):
@@ -100,18 +120,38 @@ class CacheMachine(RuleBasedStateMachine):
         for blocks in got.new_blocks:
             for row, index, slot in zip(blocks.rows, blocks.indices, blocks.slots, strict=True):
                 slots = self.model.rows[row].slots[blocks.group]
-                assert index == len(slots)
+                assert index == self.model.rows[row].ever(blocks.group)
                 assert (blocks.group, slot) not in self._in_use(), "a slot was handed out twice, or too early"
                 slots.append(int(slot))
                 given[int(row), blocks.group] = given.get((int(row), blocks.group), 0) + 1
         assert given == {(row, g): n for row, more in missing.items() for g, n in enumerate(more) if n}
 
-    @rule(row=st.integers(0, ROWS - 1), share=st.floats(0, 1))
-    def commit(self, row: int, share: float) -> None:
+    @rule(row=st.integers(0, ROWS - 1), share=st.sampled_from((0.2, 0.5, 0.9, 1.0)), then_slide=st.booleans())
+    def commit(self, row: int, share: float, then_slide: bool) -> None:
         held = self.model.rows[row]
-        room = self.cache.room_tokens(row)
-        held.committed += int((room - held.committed) * share)
+        room = min(48, self._room_tokens(held))
+        assert self.cache.room_tokens(row) == room or (room == 48 < self.cache.room_tokens(row))
+        held.committed += int(max(0, room - held.committed) * share)
         self.cache.commit(np.array([row], dtype=np.int32), np.array([held.committed], dtype=np.int64))
+        if then_slide:
+            self.slide_rows({row})
+
+    @rule(rows=st.sets(st.integers(0, ROWS - 1), min_size=1))
+    def slide(self, rows: set[int]) -> None:
+        self.slide_rows(rows)
+
+    def slide_rows(self, rows: set[int]) -> None:
+        """What no position from the first one not committed can read is free at once, whatever is in flight."""
+        self.cache.slide(np.array(sorted(rows), dtype=np.int32))
+        if self.cache.pool.contiguous:
+            return
+        for row in rows:
+            held = self.model.rows[row]
+            for group, law in enumerate(self.laws):
+                if not law.constant:
+                    first = min(law.first_read(held.committed) // self.block_tokens, held.ever(group))
+                    del held.slots[group][: max(0, first - held.firsts[group])]
+                    held.firsts[group] = max(first, held.firsts[group])
 
     @rule(rows=st.sets(st.integers(0, ROWS - 1), min_size=1))
     def touch(self, rows: set[int]) -> None:
@@ -131,23 +171,24 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(row=st.integers(0, ROWS - 1))
     def release(self, row: int) -> None:
         held = self.model.rows[row]
-        self.model.rows[row] = Held([[] for _ in self.groups])
+        self.model.rows[row] = Held.nothing(len(self.groups))
         assert self.cache.release(row) == sum(map(len, held.slots))
         self._let_go(held)
 
     @rule(row=st.integers(0, ROWS - 1))
     def suspend(self, row: int) -> None:
         held = self.model.rows[row]
-        self.model.rows[row] = Held([[] for _ in self.groups])
+        self.model.rows[row] = Held.nothing(len(self.groups))
         value = self.cache.suspend(row)
         assert [[slot for _, slot in entries] for entries in value.slots] == held.slots
+        assert (list(value.firsts), value.tokens) == (held.firsts, held.committed)
         self.model.suspended.append((value, held))
 
     @precondition(lambda self: self.model.suspended)
     @rule(row=st.integers(0, ROWS - 1), pick=st.integers(0, 99))
     def resume(self, row: int, pick: int) -> None:
         value, held = self.model.suspended[pick % len(self.model.suspended)]
-        if any(self.model.rows[row].slots):
+        if any(self.model.rows[row].ever(group) for group in self.groups):
             with pytest.raises(InvariantViolation, match="only an empty row"):
                 self.cache.resume(row, value)
             return
@@ -173,6 +214,7 @@ class CacheMachine(RuleBasedStateMachine):
         check(self.cache)
         for row, held in enumerate(self.model.rows):
             assert [table.row(row).tolist() for table in self.cache.tables] == held.slots
+            assert [int(table.firsts[row]) for table in self.cache.tables] == held.firsts
             assert (self.cache.committed[row], self.cache.touched[row]) == (held.committed, held.touched)
         assert self.cache.pool.draining == [sum(g == group for g, _, _ in self.model.draining) for group in self.groups]
         assert is_empty(self.cache) == (not self._in_use())
@@ -194,8 +236,15 @@ class CacheMachine(RuleBasedStateMachine):
     # -- the model's own arithmetic -----------------------------------------------------------
 
     def _missing(self, row: int, tokens: int) -> list[int]:
-        block_tokens = self.cache.layout.groups[0].block_tokens
-        return [max(0, -(-tokens // block_tokens) - len(slots)) for slots in self.model.rows[row].slots]
+        held = self.model.rows[row]
+        return [
+            max(0, (1 if law.constant else -(-tokens // self.block_tokens)) - held.ever(group))
+            for group, law in enumerate(self.laws)
+        ]
+
+    def _room_tokens(self, held: Held) -> int:
+        each = [self.block_tokens * (48 if law.constant else 1) * held.ever(g) for g, law in enumerate(self.laws)]
+        return min(each)
 
     def _in_use(self) -> set[tuple[int, int]]:
         held = [*self.model.rows, *(held for _, held in self.model.suspended)]
@@ -236,7 +285,7 @@ class EngineMachine(RuleBasedStateMachine):
     """Submissions, aborts and steps in any order, under any policy, with ends that nobody foresees."""
 
     @initialize(
-        heads=st.sampled_from(LAYOUTS),
+        layout=layouts(),
         policies=POLICIES,
         depth=st.integers(0, 1),
         slabs=st.integers(3, 14),
@@ -246,7 +295,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def build(
         self,
-        heads: tuple[int, ...],
+        layout: Layout,
         policies: tuple[str, str, Any],
         depth: int,
         slabs: int,
@@ -254,9 +303,9 @@ class EngineMachine(RuleBasedStateMachine):
         more_budget: int,
         fails_every: int,
     ) -> None:
-        layout = toy_layout(heads)
-        self.toy = ToyModel(ends_every=9, fails_every=fails_every)
+        self.toy = toy_model(layout, ends_every=9, fails_every=fails_every)
         bundle = _policies(*policies)
+        self.never_pauses = policies[2] == "guaranteed_no_evict"
         cache = KVCache(layout, slabs, rows, contiguous=bundle.allocation.contiguous)
         scheduler = Scheduler(cache, Limits(rows, rows + more_budget, 48, VOCAB), bundle)
         self.core = EngineCore(scheduler, ToyExecutor(self.toy, layout, slabs, rows), depth=depth)
@@ -327,6 +376,8 @@ class EngineMachine(RuleBasedStateMachine):
             elif isinstance(event, Finished):
                 assert event.sequence_id not in self.ended, "ended twice"
                 self.ended[event.sequence_id] = event
+            elif isinstance(event, Preempted):
+                assert not self.never_pauses, "guaranteed_no_evict has let somebody in who did not fit"
 
     def _answered_as_if_alone(self, sequence_id: int, asked: Request) -> None:
         most = asked.params.max_tokens

@@ -105,6 +105,7 @@ def test_each_invariant_notices_its_own_breach(name: str) -> None:
         "references-equal-occurrences": lambda: columns.refs.__setitem__(0, 2),
         "no-writable-alias": lambda: cache.tables[0].append(0, rows(4)),
         "allocated-covers-committed": lambda: cache.committed.__setitem__(1, 9),
+        "nothing-readable-given-up": lambda: cache.tables[0].firsts.__setitem__(0, 1),
         "bytes-equal-geometry": lambda: cache.tables[0].counts.__setitem__(0, 2),
         "slab-ownership": lambda: cache.pool.used.__setitem__(0, 2),
         "draining-waits": drained_for_ever,

@@ -103,17 +103,31 @@ def allocated_covers_committed(cache: KVCache) -> None:
                 f"row {row} group {group}: {have} blocks for {tokens} positions",
             )
             first = int(table.firsts[row])
-            _require(
-                "allocated-covers-committed",
-                first <= int(layout.first_block(np.array([tokens]))[0]),
-                f"row {row} group {group}: {first} blocks given up, position {tokens} may read some of them",
-            )
             full = tokens // layout.block_tokens if layout.block_tokens else 0
             states = cache.pool.slots[group].state[table.row(row)[: max(0, full - first)]]
             _require(
                 "allocated-covers-committed",
                 bool((states == SlotState.READY).all()),
                 f"row {row} group {group}: a full block is not READY",
+            )
+
+
+def nothing_readable_is_given_up(cache: KVCache) -> None:
+    """No block has left a table, or a suspension, that the next position, or a later one, may read."""
+    for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
+        odd = np.flatnonzero(table.firsts > layout.first_block(cache.committed))
+        _require(
+            "nothing-readable-given-up",
+            not len(odd),
+            f"row {_first(odd)} group {group}: {_at(table.firsts, odd)} blocks given up, "
+            f"position {_at(cache.committed, odd)} may read some of them",
+        )
+        for value in cache.suspensions.values():
+            _require(
+                "nothing-readable-given-up",
+                value.firsts[group] <= int(layout.first_block(np.array([value.tokens]))[0]),
+                f"suspension {value.ticket} group {group}: {value.firsts[group]} blocks given up "
+                f"of {value.tokens} positions",
             )
 
 
@@ -171,6 +185,7 @@ INVARIANTS: dict[str, Callable[[KVCache], None]] = {
     "references-equal-occurrences": references_equal_occurrences,
     "no-writable-alias": no_two_writable_blocks_alias,
     "allocated-covers-committed": allocated_covers_committed,
+    "nothing-readable-given-up": nothing_readable_is_given_up,
     "bytes-equal-geometry": bytes_in_use_equal_geometry,
     "slab-ownership": slabs_are_owned_by_one_group,
     "draining-waits": draining_slots_wait_for_a_plan,

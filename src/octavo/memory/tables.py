@@ -64,11 +64,12 @@ class BlockTables:
         before = self.firsts[rows]
         cut = np.minimum(firsts, self.counts[rows]) - before
         self.firsts[rows] = before + cut
+        slots: Int32
         if (cut == 1).all():
-            slots: Int32 = self.slots[rows, before]
-            return slots
-        inside = np.arange(cut.sum()) - np.repeat(np.cumsum(cut) - cut, cut)
-        slots = self.slots[np.repeat(rows, cut), np.repeat(before, cut) + inside]
+            slots = self.slots[rows, before]
+        else:
+            inside = np.arange(cut.sum()) - np.repeat(np.cumsum(cut) - cut, cut)
+            slots = self.slots[np.repeat(rows, cut), np.repeat(before, cut) + inside]
         return slots
 
     def row(self, row: int) -> Int32:

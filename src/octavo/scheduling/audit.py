@@ -37,6 +37,22 @@ def admitted_have_blocks(scheduler: Scheduler) -> None:
         _require("growth-is-accounted", computed <= room, f"row {row}: {computed} positions, room for {room}")
 
 
+def held_within_charge(scheduler: Scheduler) -> None:
+    """Where blocks are given up, nobody holds more of them than admission charged for its plans in flight and next."""
+    cache, running = scheduler.cache, scheduler.running
+    if not cache.gives_up:
+        return
+    rows = running.live_rows()
+    plans = np.where(running.singly[rows], 1, scheduler.plans_ahead + 1)
+    for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
+        most = layout.most_blocks_many(running.limit[rows] - 1, running.step[rows] * plans)
+        odd = np.flatnonzero(table.held[rows] > most)
+        detail = (
+            f"rows {rows[odd].tolist()} group {group}: {table.held[rows][odd].tolist()} blocks, charged {most[odd]}"
+        )
+        _require("held-within-charge", not len(odd), detail)
+
+
 def empty_seats_hold_nothing(scheduler: Scheduler) -> None:
     """Ends -> released: a row without a sequence has no blocks."""
     seated = np.zeros(scheduler.running.rows, dtype=bool)
@@ -55,6 +71,7 @@ def idle_engine_has_nothing_waiting(scheduler: Scheduler) -> None:
 INVARIANTS: dict[str, Callable[[Scheduler], None]] = {
     "token-order": tokens_are_ordered,
     "growth-is-accounted": admitted_have_blocks,
+    "held-within-charge": held_within_charge,
     "end-releases": empty_seats_hold_nothing,
 }
 
