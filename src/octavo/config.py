@@ -115,7 +115,16 @@ class CacheConfig:
         choices=("paged", "contiguous", "contiguous-max", "contiguous-pow2", "contiguous-oracle"),
     )
     reuse: str = _option(
-        "choice", "none", "whether a finished block may serve another request", choices=("none",), planned=("prefix",)
+        "choice",
+        "none",
+        "whether a finished block may serve another request: never, or where the text before it is the same (prefix)",
+        choices=("none", "prefix"),
+    )
+    eviction: str = _option(
+        "choice",
+        "lru",
+        "which block that is kept for reuse goes when room is needed",
+        choices=("lru", "cheapest_to_rebuild"),
     )
 
     def __post_init__(self) -> None:
@@ -130,6 +139,8 @@ class CacheConfig:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be above 0 and at most 1")
         if self.allocation == "contiguous":
             object.__setattr__(self, "allocation", "contiguous-max")
+        if self.reuse != "none" and self.allocation != "paged":
+            raise ConfigError("reuse", self.reuse, f"needs paged allocation, not {self.allocation}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +235,7 @@ _CONCERNS: Mapping[str, type[Any]] = {
 }
 
 _ELSEWHERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "enable_prefix_caching": ((False,), "is spelled reuse here, and only reuse='none' is served yet"),
+    "enable_prefix_caching": ((False,), "is spelled reuse here: reuse='prefix'"),
     "tensor_parallel_size": ((1,), "is not served: one device per engine"),
     "pipeline_parallel_size": ((1,), "is not served: one device per engine"),
     "quantization": ((None,), "is not an option: the checkpoint says how it is quantised"),

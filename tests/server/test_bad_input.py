@@ -204,7 +204,9 @@ BOTH: list[tuple[dict[str, Any], str, str, str]] = [
     ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_field", "not served yet"),
     ({"suffix": "x"}, "suffix", "unsupported_field", "gaps"),
     ({"guided_json": {}}, "guided_json", "unsupported_field", "response_format"),
-    ({"cache_salt": "x"}, "cache_salt", "unsupported_field", "shared"),
+    ({"cache_salt": ""}, "cache_salt", "invalid_value", "1 to 1024"),
+    ({"cache_salt": "x" * 1025}, "cache_salt", "invalid_value", "1 to 1024"),
+    ({"cache_salt": 7}, "cache_salt", "invalid_type", "string"),
     ({"logits_processors": ["os.system"]}, "logits_processors", "unsupported_field", "no code"),
     ({"use_beam_search": True}, "use_beam_search", "unsupported_field", "beams"),
 ]  # fmt: skip

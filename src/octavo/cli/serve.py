@@ -36,6 +36,10 @@ ApiKey = Annotated[
         "--api-key", envvar="OCTAVO_API_KEY", help="key that requests must bring; may be repeated", show_default=False
     ),
 ]
+IsolateApiKeys = Annotated[
+    bool,
+    _option("--isolate-api-keys", help="share kept blocks only between requests of the same API key"),
+]
 ServedModelName = Annotated[
     list[str] | None,
     _option(
@@ -77,6 +81,7 @@ def serve(  # noqa: PLR0913 - one for each flag
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: ApiKey = None,
+    isolate_api_keys: IsolateApiKeys = False,
     served_model_name: ServedModelName = None,
     chat_template: ChatTemplate = None,
     root_path: RootPath = "",
@@ -102,6 +107,7 @@ def serve(  # noqa: PLR0913 - one for each flag
         host=host,
         port=port,
         api_keys=tuple(api_key or ()),
+        isolate_api_keys=isolate_api_keys,
         served_model_names=tuple(served_model_name or ()),
         chat_template=read_template(chat_template),
         root_path=root_path.rstrip("/"),

@@ -13,11 +13,13 @@ from octavo.geometry.dtypes import dtype_named
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.cache import KVCache
+from octavo.memory.keys import KeySpace
 from octavo.models.load import LoadedModel, Progress, load_checkpoint
 from octavo.models.observe import require_geometry
 from octavo.models.rope import fix_rope
 from octavo.models.verify import require_served
 from octavo.policy.bundle import Policies
+from octavo.policy.eviction import eviction_named
 from octavo.runtime.device import Device, device_facts, resolve_device
 from octavo.runtime.executor import TorchExecutor
 from octavo.runtime.grammar import Grammars
@@ -92,10 +94,18 @@ def build_core(
         allocation=config.cache.allocation,
         batching=config.scheduler.batching,
         admission=config.scheduler.admission,
+        reuse=config.cache.reuse,
     )
     vocab_size = _vocab_size(loaded)
     rows = deployment.max_num_seqs
-    cache = KVCache(deployment.layout, deployment.slabs, rows, contiguous=policies.allocation.contiguous)
+    cache = KVCache(
+        deployment.layout,
+        deployment.slabs,
+        rows,
+        contiguous=policies.allocation.contiguous,
+        keys=_key_space(deployment, loaded) if policies.reuse.shares else None,
+        eviction=eviction_named(config.cache.eviction),
+    )
     limits = Limits(
         max_num_seqs=rows,
         max_num_batched_tokens=deployment.max_num_batched_tokens,
@@ -115,6 +125,12 @@ def build_core(
     )
     audit = Audit() if config.engine.audit else None
     return EngineCore(Scheduler(cache, limits, policies), executor, depth=config.engine.pipeline_depth, audit=audit)
+
+
+def _key_space(deployment: Deployment, loaded: LoadedModel) -> KeySpace:
+    """What blocks of this engine have in common: weights, how they compute, and how state is laid out."""
+    parts = (loaded.fingerprint, str(loaded.dtype), deployment.layout.signature)
+    return KeySpace(" ".join(parts), deployment.block_size)
 
 
 def _vocab_size(loaded: LoadedModel) -> int:

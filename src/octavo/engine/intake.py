@@ -21,7 +21,8 @@ Prompt = str | Mapping[str, Any] | Sequence[int]
 `{"prompt": text, "add_special_tokens": False}` keeps the tokenizer from putting a beginning before the text.
 """
 
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "add_special_tokens")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "add_special_tokens", "cache_salt")
+MAX_SALT_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Intake:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError("priority", priority, "must be an integer; lower goes first")
         text, token_ids = self._tokens_of(prompt)
+        salt = salt_of(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else ""
         array = prompt_array(token_ids, vocab_size=self._vocab_size)
         if self.tokenizer is None and params.stop:
             raise RequestError("stop", params.stop, "there is no tokenizer to find strings with; use stop_token_ids")
@@ -105,6 +107,7 @@ class Intake:
                 eos_token_ids=self.eos_token_ids,
                 choice=choice,
                 priority=priority,
+                cache_salt=salt,
             )
             for choice in range(final.n)
         )
@@ -160,3 +163,16 @@ class Intake:
         from octavo.models.tokenizer import encode_prompt
 
         return encode_prompt(self.tokenizer, text, add_special_tokens=add_special_tokens)
+
+
+def salt_of(given: Any) -> str:
+    """A request's `cache_salt`; none is the empty one. Raises `RequestError`."""
+    if given is None:
+        return ""
+    if not isinstance(given, str) or not given or len(given) > MAX_SALT_CHARS:
+        raise RequestError("cache_salt", given, f"must be a string of 1 to {MAX_SALT_CHARS} characters")
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise RequestError("cache_salt", given, "is not valid Unicode; send well-formed text") from None
+    return given

@@ -14,6 +14,7 @@ Which layers form a group is `groups`; how large a slab is, `slabs`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -140,6 +141,12 @@ class Layout:
             else:
                 high = middle - 1
         return low
+
+    @property
+    def signature(self) -> str:
+        """The same for two layouts if and only if a block of one can be read as a block of the other."""
+        groups = [(g.name, g.layers, g.block_tokens, g.fields, g.block_bytes) for g in self.groups]
+        return hashlib.sha256(repr((groups, self.block_order)).encode()).hexdigest()
 
     @property
     def padding_bytes_per_slab(self) -> tuple[int, ...]:

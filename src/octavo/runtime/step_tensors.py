@@ -143,7 +143,7 @@ class StepTensors:
     def _apply(self, plan: StepPlan) -> None:
         """Enter new blocks, fill those that begin as copies, and make what is left of them safe to read."""
         for admission in plan.admissions:
-            self._computed[admission.row] = 0
+            self._computed[admission.row] = admission.computed
         taken = [blocks for blocks in plan.new_blocks if len(blocks.rows)]
         for blocks in taken:
             self._tables[blocks.group].put(blocks.rows, blocks.indices, self._arena.units(blocks.group, blocks.slots))

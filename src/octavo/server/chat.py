@@ -35,7 +35,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
         raise refused(error, names=names_of(body)) from None
     service.require_fits("messages", prompt, params.max_tokens)
     request_id = new_id("chatcmpl")
-    asked = Asked(request_id, [prompt], params, body.priority, arrived_s, dict(names_of(body)))
+    salt = service.salt(request, body.cache_salt)
+    asked = Asked(request_id, [prompt], params, body.priority, salt, arrived_s, dict(names_of(body)))
     wanted = Wanted(
         ChatAnswer(request_id, model, service.tokens, params, [prompt], with_token_ids=body.return_token_ids),
         stream=body.stream,

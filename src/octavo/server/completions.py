@@ -45,7 +45,8 @@ async def completions(service: Service, request: Request) -> Response:
         for item, prompt in zip(given, prompts, strict=True)
     ):
         warnings["X-Octavo-Warning"] = TWO_BEGINNINGS
-    asked = Asked(request_id, prompts, params, body.priority, arrived_s, dict(names_of(body)))
+    salt = service.salt(request, body.cache_salt)
+    asked = Asked(request_id, prompts, params, body.priority, salt, arrived_s, dict(names_of(body)))
     wanted = Wanted(
         CompletionAnswer(
             request_id, model, service.tokens, params, prompts, echoes=echoes, with_token_ids=body.return_token_ids

@@ -37,6 +37,7 @@ class Asked:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     priority: int = 0
+    cache_salt: str = ""
     arrived_s: float | None = None
     """When the request was read, on the engine's clock."""
     names: dict[str, str] = field(default_factory=dict)
@@ -88,7 +89,8 @@ class Generation:
             name = f"{name}-{i}"
             names = names | {"prompt": f"prompt[{i}]", "prompt_token_ids": f"prompt[{i}]"}
         try:
-            prepared = await self._llm.prepare(list(prompt), asked.params, name, priority=asked.priority)
+            salted = {"prompt_token_ids": list(prompt), "cache_salt": asked.cache_salt or None}
+            prepared = await self._llm.prepare(salted, asked.params, name, priority=asked.priority)
         except RequestError as error:
             raise refused(error, names=names) from None
         try:

@@ -5,16 +5,20 @@ Owns the wiring of event folds and the name of the model. Knows no route.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Sequence
 
-from octavo.errors import shorten
+from starlette.requests import Request
+
+from octavo.engine.intake import salt_of
+from octavo.errors import RequestError, shorten
 from octavo.observe.metrics import Metrics
 from octavo.scheduling.events import Event, RefusalReason, Refused
 from octavo.scheduling.request import SamplingParams
 from octavo.server.async_llm import AsyncLLM
-from octavo.server.errors import CONTEXT, ApiError
+from octavo.server.errors import CONTEXT, ApiError, refused
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.limits import WaitingRoom
 from octavo.server.request_log import RequestLog
@@ -75,6 +79,17 @@ class Service:
             return name or self.model_names[0]
         raise ApiError(404, f"model={shorten(name)}: is not served here; use {' or '.join(self.model_names)}",
                        param="model", code="model_not_found")  # fmt: skip
+
+    def salt(self, request: Request, given: str | None) -> str:
+        """The `cache_salt` of a request. Where keys are isolated, its key goes in, which no other caller has."""
+        try:
+            asked = salt_of(given)
+        except RequestError as error:
+            raise refused(error) from None
+        if not self.settings.isolate_api_keys:
+            return asked
+        key = request.headers.get("authorization", "").partition(" ")[2].strip()
+        return hashlib.sha256(key.encode()).hexdigest() + asked
 
     def require_fits(self, param: str, prompt: Sequence[int], max_tokens: int | None) -> None:
         """Raises `ApiError` for a prompt that leaves no room for an answer."""

@@ -20,6 +20,8 @@ class ServerSettings:
     port: int = 8000
     """0 takes a free one."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    isolate_api_keys: bool = False
+    """Whether requests share kept blocks only with those of the same key."""
     served_model_names: tuple[str, ...] = ()
     """Names of the model in requests; the first is that of answers. Without any, the model's own."""
     chat_template: str | None = None
@@ -52,6 +54,8 @@ class ServerSettings:
             seconds = getattr(self, name)
             if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds < float("inf")):
                 raise ConfigError(name.removesuffix("_s"), seconds, "must be a number of seconds above 0")
+        if self.isolate_api_keys and not self.api_keys:
+            raise ConfigError("isolate_api_keys", True, "needs api_key: without keys there is nobody to tell apart")
         if not self.host.strip():
             raise ConfigError("host", self.host, "must be an address or a name, such as 127.0.0.1")
         for name in ("api_keys", "served_model_names"):

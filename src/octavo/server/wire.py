@@ -81,6 +81,7 @@ class Sampled(Wire):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     priority: int = 0
+    cache_salt: str | None = None
     return_token_ids: bool = False
     structured_outputs: dict[str, Any] | None = None
 

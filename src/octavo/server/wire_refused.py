@@ -60,7 +60,6 @@ UNSERVED: Mapping[str, str] = {
     "guided_grammar": _GUIDED,
     "logits_processors": "no code from requests is run; use logit_bias",
     "mm_processor_kwargs": "only text is served; leave it out",
-    "cache_salt": "no block is shared between requests yet; leave it out",
     "kv_transfer_params": _OFF,
     "request_id": "the server names requests; read the X-Request-Id header",
     "echo": "a chat has no text to repeat; use /v1/completions",
