@@ -78,7 +78,7 @@ class World:
         return (torch.randn(tokens, heads, dim, generator=self.generator) * self.spread).to(dtype)
 
     def step(self, starts, counts, rule, *, poison_below=True):
-        """A step in which sequence i computes positions starts[i] .. starts[i] + counts[i] - 1, all else written before.
+        """Sequence i computes positions starts[i] .. starts[i] + counts[i] - 1; what is before them was written.
 
         Chunks must be ordered as a step packs them. Returns (AttentionStep, q, k, v).
         """

@@ -99,6 +99,7 @@ class NativeAttention:
         if dim != k_dim or heads % kv_heads or tokens != step.offsets[-1]:
             wanted = f"the step has {step.offsets[-1]} tokens, the pages {kv_heads} heads of {k_dim}"
             raise ConfigError("query", tuple(q.shape), wanted)
+        number = _number("query", q.dtype)
         sinks = None if rule.sinks is None else rule.sinks.detach().to(torch.float32).contiguous()
         if sinks is not None and sinks.numel() != heads:
             raise ConfigError("sinks", tuple(sinks.shape), f"there are {heads} query heads")
@@ -106,7 +107,7 @@ class NativeAttention:
         self._kernels.attend(
             self._plan(step, rule, heads // kv_heads, kv_heads),
             self._bound(pages),
-            _number("query", q.dtype),
+            number,
             q.data_ptr(),
             q.stride(0),
             q.stride(1),
