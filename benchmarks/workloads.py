@@ -64,13 +64,13 @@ class Workload:
         return f"{self.name}: {self.about} ({self.input_tokens:,} tokens in, {self.output_tokens:,} out)"
 
 
-def find_file(asked: Path | None, start: Path) -> Path | None:
+def find_file(asked: Path | None, start: Path, default: Path = DEFAULT_FILE) -> Path | None:
     """The file asked for, or the default one beside `start` or above it; None when there is no default one."""
     if asked is not None:
         return asked
     for folder in (start, *start.parents):
-        if (folder / DEFAULT_FILE).is_file():
-            return folder / DEFAULT_FILE
+        if (folder / default).is_file():
+            return folder / default
     return None
 
 
