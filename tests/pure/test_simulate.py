@@ -12,7 +12,9 @@ from octavo.cost.step import LinearCost
 from octavo.errors import InvariantViolation
 from octavo.memory import check as memory_check
 from octavo.memory.cache import KVCache
+from octavo.memory.tables import BlockTables
 from octavo.memory.values import NewBlocks
+from octavo.policy.admission import GuaranteedNoEvict
 from octavo.policy.chaos import Chaos
 from octavo.scheduling import audit
 from octavo.scheduling.plan import Admission, StepPlan
@@ -132,7 +134,7 @@ def test_a_scheduler_that_hands_nothing_over_does_not_pass_the_walk_through(monk
 
 
 def test_every_invariant_is_explored_by_name_and_holds() -> None:
-    found = explore(seed=1, steps=1_200)
+    found = explore(seed=1, steps=2_400)
     assert [one.name for one in found] == [*memory_check.INVARIANTS, *audit.INVARIANTS, *WHOLE_RUN]
     assert [one for one in found if not one.passed] == []
     states = {one.name: one.states_visited for one in found}
@@ -150,8 +152,9 @@ def test_the_same_seed_explores_the_same_and_another_one_something_else() -> Non
 
 def test_the_worlds_cover_every_pair_of_mechanisms() -> None:
     labels = [world.label for world in all_worlds()]
-    assert len(set(labels)) == len(labels) == 2 * 3 * 5 * 2
-    assert sum("chaos" in label for label in labels) == 12
+    assert len(set(labels)) == len(labels) == 4 * 3 * 5 * 2
+    assert sum("chaos" in label for label in labels) == 24
+    assert sum("constant" in label and "window" in label for label in labels) == 30
 
 
 def _leaks_one_block(patch: pytest.MonkeyPatch) -> str:
@@ -195,14 +198,41 @@ def _lets_nobody_in(patch: pytest.MonkeyPatch) -> str:
     return "progress"
 
 
+def _gives_up_what_is_read(patch: pytest.MonkeyPatch) -> str:
+    give_up = BlockTables.give_up
+    patch.setattr(BlockTables, "give_up", lambda self, rows, firsts: give_up(self, rows, firsts + 1))
+    return "nothing-readable-given-up"
+
+
+def _gives_up_too_little(patch: pytest.MonkeyPatch) -> str:
+    give_up = BlockTables.give_up
+    patch.setattr(BlockTables, "give_up", lambda self, rows, firsts: give_up(self, rows, np.maximum(firsts - 3, 0)))
+    return "held-within-charge"
+
+
+def _guarantees_what_it_has_not(patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(GuaranteedNoEvict, "admits", lambda self, view: True)
+    return "guarantee-never-pauses"
+
+
 @pytest.mark.parametrize(
-    "plant", [_leaks_one_block, _frees_in_flight, _forgets_an_answer, _forgets_what_it_had, _lets_nobody_in]
+    "plant",
+    [
+        _leaks_one_block,
+        _frees_in_flight,
+        _forgets_an_answer,
+        _forgets_what_it_had,
+        _lets_nobody_in,
+        _gives_up_what_is_read,
+        _gives_up_too_little,
+        _guarantees_what_it_has_not,
+    ],
 )
 def test_a_planted_bug_fails_the_invariant_it_breaks_and_says_where(
     plant: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = plant(monkeypatch)
-    found = {one.name: one for one in explore(seed=0, steps=600, worlds=all_worlds()[::3])}
+    found = {one.name: one for one in explore(seed=0, steps=1_600, worlds=all_worlds()[::3])}
     assert not found[name].passed
     assert "operation" in found[name].detail or "depth" in found[name].detail
 
