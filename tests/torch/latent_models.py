@@ -50,6 +50,13 @@ YARN = {
     "beta_slow": 1,
 }
 
+INDEX = {
+    "index_topk": 7,  # far shorter than most sequences of the tests
+    "index_n_heads": 16,  # with few heads many scores are exactly zero, and ties are broken anyhow
+    "index_head_dim": 8,
+}
+"""A choice among positions by an index (DSA)."""
+
 LATENT = {
     "deepseek_v2": {**MOE, **MLA},
     "deepseek_v2-lite": {**MOE, **MLA, "model_type": "deepseek_v2", "q_lora_rank": None},
@@ -78,7 +85,18 @@ LATENT = {
         "n_routed_experts": 4,
         "zero_expert_num": 2,
     },
+    "deepseek_v32": {**MOE, **MLA, **INDEX},
+    "axk2": {**MOE, **MLA, **INDEX},
+    "glm_moe_dsa": {
+        **MOE,
+        **MLA,
+        **INDEX,
+        "num_hidden_layers": 4,
+        "indexer_types": ["full", "shared", "full", "shared"],
+    },
+    "hy_v4": {**MOE, **MLA, **INDEX, "num_hidden_layers": 3, "indexer_types": ["full", "full", "shared"]},
 }
+SPARSE = ("deepseek_v32", "axk2", "glm_moe_dsa", "hy_v4")
 
 
 def latent_config(name):

@@ -6,11 +6,21 @@ from functools import partial
 
 import pytest
 import torch
-from latent_models import ELEMENTS, LATENT, RANK, ROPE, geometry_of, latent_bench, latent_config, run_engine
+from latent_models import (
+    ELEMENTS,
+    INDEX,
+    LATENT,
+    RANK,
+    ROPE,
+    SPARSE,
+    geometry_of,
+    latent_bench,
+    latent_config,
+    run_engine,
+)
 from tiny import tiny_prompts
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from octavo.deployment import SERVED
 from octavo.errors import ModelError
 from octavo.geometry.dtypes import BF16, FP32
 from octavo.geometry.from_config import geometry_from_config
@@ -18,6 +28,7 @@ from octavo.geometry.state import Growing
 from octavo.memory.check import is_empty
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import make_layout
+from octavo.memory.served import SERVED
 from octavo.models.observe import observed_layers, require_geometry
 from octavo.models.table import VERIFIED_LATENT, refusal
 from octavo.models.verify import TOLERANCE, require_served, tiny_difference
@@ -73,19 +84,21 @@ def test_the_bytes_kept_are_what_geometry_says(bench):
     positions = len(prompt) + WANTED - 1  # the last token is not computed
     geometry = geometry_of(bench)
     written = torch.count_nonzero(ran.executor.arena.bytes.view(torch.float32))
-    assert geometry.bytes_per_token == len(geometry.layers) * ELEMENTS * 4
+    chooses = sum("index_k" in {c.name for c in state.components} for state in geometry.layers)
+    assert geometry.bytes_per_token == (len(geometry.layers) * ELEMENTS + chooses * INDEX["index_head_dim"]) * 4
     assert int(written) * 4 == positions * geometry.bytes_per_token
     assert ran.most_bytes == -(-positions // 4) * 4 * geometry.bytes_per_token
 
 
 def test_the_geometry_read_from_the_config_is_what_the_layers_store(bench):
     told = geometry_of(bench).layers
-    assert observed_layers(bench.reference, FP32) == told
+    assert [s.components for s in observed_layers(bench.reference, FP32)] == [s.components for s in told]
     bench.executor()
     require_geometry(bench.served, told)  # also while it is being served
     for state in told:
         assert isinstance(state, Growing)
-        assert {c.name: c.shape for c in state.components} == {"latent": (RANK,), "rope_k": (ROPE,)}
+        shapes = {c.name: c.shape for c in state.components if c.name != "index_k"}
+        assert shapes == {"latent": (RANK,), "rope_k": (ROPE,)}
 
 
 def test_a_model_like_it_is_accepted_when_it_is_loaded(bench):
@@ -170,12 +183,11 @@ def test_the_published_shape_of_deepseek_v3_passes_the_check_at_load():
 
 HYBRIDS = {"kimi_linear", "bailing_hybrid"}
 """Latents beside recurrent layers: tested with those."""
-SPARSE = ["deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "dots3_note", "glm5_next", "mistral_large4", "hy_v4_vl"]
 
 
-@pytest.mark.parametrize("model_type", SPARSE)
-def test_what_chooses_by_an_index_is_refused_by_name(model_type):
-    assert "an index of its own chooses" in refusal(CONFIG_MAPPING[model_type]())
+@pytest.mark.parametrize("model_type", ["dots3_note", "glm5_next", "mistral_large4"])
+def test_an_index_that_chooses_otherwise_is_refused_by_name(model_type):
+    assert "an index chooses" in refusal(CONFIG_MAPPING[model_type]())
 
 
 def test_every_model_with_latents_in_transformers_is_served_here_or_refused_by_name():
@@ -189,19 +201,55 @@ def test_every_model_with_latents_in_transformers_is_served_here_or_refused_by_n
         assert refusal(CONFIG_MAPPING[name]()), name
 
 
-@pytest.mark.parametrize("change", ["bias", "quantised", "index"])
+@pytest.mark.parametrize("change", ["bias", "quantised"])
 def test_a_layer_whose_weight_cannot_be_moved_is_refused(monkeypatch, change):
     bench = latent_bench("youtu", monkeypatch)
     attention = next(module for module in bench.served.modules() if hasattr(module, "expand_kv"))
     plain = attention.kv_b_proj
     if change == "bias":
         attention.kv_b_proj = torch.nn.Linear(plain.in_features, plain.out_features, bias=True)
-    elif change == "quantised":
-        attention.kv_b_proj = torch.nn.Sequential(plain)
     else:
-        attention.indexer = torch.nn.Identity()
-    with pytest.raises(ModelError, match={"bias": "bias", "quantised": "plain linear", "index": "index"}[change]):
+        attention.kv_b_proj = torch.nn.Sequential(plain)
+    with pytest.raises(ModelError, match={"bias": "bias", "quantised": "plain linear"}[change]):
         bench.executor()
+
+
+def test_an_indexer_of_another_kind_is_refused(monkeypatch):
+    bench = latent_bench("youtu", monkeypatch)
+    next(module for module in bench.served.modules() if hasattr(module, "expand_kv")).indexer = torch.nn.Identity()
+    with pytest.raises(ModelError, match="its index chooses by"):
+        bench.executor()
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_index_decides_what_is_read(name, monkeypatch):
+    """Without it the tokens are others: the comparisons above would notice a choice that is not heeded."""
+    bench = latent_bench(name, monkeypatch)
+    for module in bench.served.modules():
+        if hasattr(module, "index_topk"):
+            module.index_topk = 1000
+    prompts = tiny_prompts()
+    served, _ = bench.serve(prompts, WANTED)
+    assert served != [bench.generate(prompt, WANTED)[0] for prompt in prompts]
+
+
+def test_a_long_chunk_is_looked_through_run_by_run(monkeypatch):
+    bench = latent_bench("deepseek_v32", monkeypatch)
+    monkeypatch.setattr("octavo.models.latent_index.WORK_ELEMENTS", 16 * 40 * 3)
+    prompts = tiny_prompts()
+    served, _ = bench.serve(prompts, WANTED, longest_chunk=40)
+    bench.compare(prompts, served)
+
+
+def test_a_choice_that_does_not_arrive_is_noticed(monkeypatch):
+    bench = latent_bench("glm_moe_dsa", monkeypatch)
+    bench.executor()
+    for module in bench.served.modules():
+        if hasattr(module, "index_topk"):
+            forward = module.forward
+            monkeypatch.setattr(module, "forward", partial(lambda f, *a, **k: f(*a, **k) and None, forward))
+    with pytest.raises((ModelError, ValueError), match="index"):
+        bench.serve([[5, 6, 7]], 2)
 
 
 def test_latents_with_a_window_are_refused(monkeypatch):

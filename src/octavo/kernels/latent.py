@@ -98,7 +98,7 @@ class LatentRule:
     @property
     def nope_dim(self) -> int:
         """Of a key, the part that comes from the latent."""
-        return self.weight.shape[1] - self.v_dim
+        return int(self.weight.shape[1]) - self.v_dim
 
 
 def expands(queries: int, keys: int, rule: LatentRule, rope_dim: int) -> bool:
@@ -303,7 +303,7 @@ def _absorbed(
         part = (kept[0][None, :keys], kept[1][None, :keys])
         queries = (q_latent[own].flatten(0, 1)[None], q_rope[own].flatten(0, 1)[None])
         unchosen = None if hidden is None else hidden[own, :keys]
-        mask = _causal(start + low, own.stop - low, q.device, unchosen)[:, None]
+        mask = causal_mask(start + low, own.stop - low, q.device, unchosen)[:, None]
         found[own] = _mixed(*queries, part, mask, rule).view(-1, heads, found.shape[-1])
     return _lift(found, rule)
 
@@ -321,7 +321,7 @@ def _expanded(
     lifted = rule.weight.shape[1]
     at_once = max(1, WORK_ELEMENTS // (keys * (lifted + dim + 2 * tokens)))
     plain = start == 0 and hidden is None
-    mask = None if plain else _causal(start, tokens, q.device, hidden).to(q.dtype)
+    mask = None if plain else causal_mask(start, tokens, q.device, hidden).to(q.dtype)
     out = q.new_empty(heads, tokens, rule.v_dim)
     for first in range(0, heads, at_once):
         own = slice(first, min(heads, first + at_once))
@@ -372,7 +372,7 @@ def _mixed(
     return torch.bmm(weights.to(latent.dtype), latent)
 
 
-def _causal(start: int, queries: int, device: torch.device, unchosen: torch.Tensor | None) -> torch.Tensor:
+def causal_mask(start: int, queries: int, device: torch.device, unchosen: torch.Tensor | None = None) -> torch.Tensor:
     """[queries, start + queries]: what queries at `start ..` see of all positions up to the last of them."""
     positions = torch.arange(start + queries, device=device)
     hidden = positions > positions[start:, None]

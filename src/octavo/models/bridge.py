@@ -28,6 +28,7 @@ from octavo.kernels.interface import AttentionBackend, AttentionRule, AttentionS
 from octavo.kernels.latent import LatentAttention, LatentPages
 from octavo.memory.layout import GroupLayout
 from octavo.models.latent import LatentTicket, hand_on_latents
+from octavo.models.latent_index import PagedIndex, stands_in
 from octavo.models.recurrent import SlotStates, run_by_slot
 
 IMPLEMENTATION = "octavo"
@@ -46,6 +47,8 @@ class Call:
     key: torch.Tensor
     value: torch.Tensor
     rule: AttentionRule
+    chosen: Any = None
+    """What an index lets it read, where it has one."""
 
     @property
     def layer(self) -> int | None:
@@ -94,6 +97,8 @@ class PagedTicket:
     def attend(self, call: Call) -> torch.Tensor:
         call.require_stored(self)
         require_kept(call, self.group)
+        if call.chosen is not None:
+            raise refused(call.module, "attends to what an index chose, which is not served for keys and values")
         query = call.query[0].transpose(0, 1)
         return self.backend.attend(query, (call.key, call.value), self.pages, self.step, call.rule)
 
@@ -161,6 +166,13 @@ class PagedCache:
         leave(PagedTicket(self.backend, pages, step, self._groups[group]), key, value, kwargs)
         return key, value
 
+    def paged_index(self, layer_idx: int) -> PagedIndex:
+        """The index keys of a layer that chooses what it reads."""
+        pages = self._pages.get(layer_idx)
+        if not isinstance(pages, LatentPages) or pages.index_k is None:
+            raise ModelError("model", f"layer {layer_idx}", "it has an index that its geometry does not tell")
+        return PagedIndex(self.latent, pages, pages.index_k, self._steps[self._group_of[layer_idx]])
+
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
 
@@ -185,7 +197,7 @@ def attention(
     ticket: Ticket | None = kwargs.get(TICKET) or getattr(key, _KEY, None)
     if ticket is None:
         raise refused(module, "attends to keys that it did not store itself")
-    if attention_mask is not None or kwargs.get("is_causal") is False:
+    if (attention_mask is not None and not stands_in(attention_mask)) or kwargs.get("is_causal") is False:
         raise refused(module, "attends under a mask of its own, which is not served")
     for name in _UNSERVED:
         if kwargs.get(name) is not None:
@@ -197,7 +209,7 @@ def attention(
         sinks=kwargs.get("s_aux"),
         chunk_tokens=_chunk(module),
     )
-    return ticket.attend(Call(module, query, key, value, rule)).unsqueeze(0), None
+    return ticket.attend(Call(module, query, key, value, rule, kwargs.get("indices"))).unsqueeze(0), None
 
 
 def _window(module: nn.Module) -> int | None:

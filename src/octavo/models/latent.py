@@ -20,8 +20,9 @@ from torch import nn
 
 from octavo.errors import ModelError
 from octavo.kernels.interface import AttentionStep
-from octavo.kernels.latent import LatentAttention, LatentPages, LatentRule
+from octavo.kernels.latent import Chosen, LatentAttention, LatentPages, LatentRule
 from octavo.memory.layout import GroupLayout
+from octavo.models.latent_index import run_indexes
 
 if TYPE_CHECKING:
     from octavo.models.bridge import Call
@@ -47,6 +48,8 @@ def hand_on_latents(model: nn.Module) -> None:
     """Let every such layer hand on what lies in pages instead of expanding it. Raises `ModelError` where it cannot."""
     for module in latent_modules(model):
         _require_movable(module)
+    run_indexes(model)
+    for module in latent_modules(model):
         if not isinstance(getattr(module, _EXPAND), partial):
             setattr(module, _EXPAND, partial(_hand_on, getattr(module, _EXPAND)))
 
@@ -58,13 +61,11 @@ def _hand_on(expand: Callable[[torch.Tensor, torch.Tensor], Pair], latent: torch
 def _require_movable(module: nn.Module) -> None:
     """The weight is used outside its layer, which is the same only for a plain linear map."""
     name = type(module).__name__
-    if getattr(module, "indexer", None) is not None:
-        raise ModelError("model", name, "an index chooses what it reads (sparse attention), which is not served")
-    weight = getattr(module, "kv_b_proj", None)
-    if type(weight) is not nn.Linear or not weight.weight.is_floating_point():
-        how = f"its kv_b_proj is a {type(weight).__name__}: attention in latent space needs it as a plain linear map"
+    expanding: Any = getattr(module, "kv_b_proj", None)
+    if type(expanding) is not nn.Linear or not expanding.weight.is_floating_point():
+        how = f"its kv_b_proj is a {type(expanding).__name__}: attention in latent space needs it as a plain linear map"
         raise ModelError("model", name, f"{how}; use a checkpoint in which this weight is not quantised")
-    if weight.bias is not None:
+    if expanding.bias is not None:
         raise ModelError("model", name, "its kv_b_proj has a bias, which attention in latent space does not serve")
 
 
@@ -97,10 +98,14 @@ class LatentTicket:
         call.require_stored(self)
         module: Any = call.module
         rule = call.rule
-        for name in ("window", "chunk_tokens", "softcap", "sinks"):
+        chosen = call.chosen
+        if hasattr(module, "indexer") is not isinstance(chosen, Chosen):
+            raise ModelError("model", type(module).__name__, "does not attend to what its index chose")
+        for name in ("window", "chunk_tokens", "softcap"):
             if getattr(rule, name) is not None:
                 raise ModelError("model", type(module).__name__, f"attends to latents with a {name}: not served")
         query = call.query[0].transpose(0, 1)
         weight = module.kv_b_proj.weight.view(query.shape[1], -1, call.key.shape[-1])
         new = (call.key[0, 0], call.value[0, 0])
-        return self.kernel.attend(query, new, self.pages, self.step, LatentRule(rule.scale, weight, module.v_head_dim))
+        latent_rule = LatentRule(rule.scale, weight, module.v_head_dim, rule.sinks, chosen)
+        return self.kernel.attend(query, new, self.pages, self.step, latent_rule)

@@ -27,6 +27,9 @@ VERIFIED: tuple[str, ...] = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "gemma3n_text",
+    "gemma4_text",
+    "gemma4_unified_text",
     "glm",
     "glm4",
     "glm4_moe",
@@ -43,6 +46,7 @@ VERIFIED: tuple[str, ...] = (
     "hunyuan_v1_moe",
     "jais2",
     "llama",
+    "llama4_text",
     "minimax_m2",
     "ministral",
     "mistral",
@@ -70,16 +74,20 @@ VERIFIED: tuple[str, ...] = (
 
 VERIFIED_LATENT: tuple[str, ...] = (
     "axk1",
+    "axk2",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "glm4_moe_lite",
+    "glm_moe_dsa",
+    "hy_v4",
     "longcat_flash",
     "minicpm3",
     "mistral4",
     "sarvam_mla",
     "youtu",
 )
-"""The same for latent attention (MLA)."""
+"""The same for latent attention (MLA), of all positions or of those that an index chooses."""
 
 VERIFIED_RECURRENT: tuple[str, ...] = (
     "bamba",
@@ -102,7 +110,7 @@ VERIFIED_RECURRENT: tuple[str, ...] = (
 
 _ALIBI = "its position bias (ALiBi) rides on the attention mask, and paged attention has no mask"
 _OWN_STATE = "its recurrent layers keep their state in a cache of their own kind, whose states no slot can hold"
-_INDEXED = "an index of its own chooses what it attends to (sparse attention), which is not served"
+_INDEXED = "an index chooses what it attends to (sparse attention) in a way that is not served"
 _ENCODER = "it is an encoder and does not generate"
 _PAIR = "it is an encoder with a decoder, and only decoders are served"
 _FIXED = "its attention cannot be replaced by a paged one"
@@ -117,17 +125,16 @@ REFUSED: Mapping[str, str] = {
     "recurrent_gemma": "its recurrent layers keep their state in themselves, where no cache can hold it",
     **dict.fromkeys(
         (
-            "axk2",
-            "deepseek_v32",
             "dots3_note",
+            "dots3_note_text",
             "glm5_next",
-            "glm_moe_dsa",
-            "hy_v4",
-            "hy_v4_vl",
+            "glm5_next_text",
             "mistral_large4",
+            "mistral_large4_text",
         ),
         _INDEXED,
     ),
+    **dict.fromkeys(("hy_v4_vl", "hy_v4_vl_text"), "only hy_v4, its sibling for text alone, is served"),
     **dict.fromkeys(("bert", "roberta", "electra", "camembert", "xlm-roberta", "megatron-bert", "big_bird"), _ENCODER),
     **dict.fromkeys(("t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "whisper", "prophetnet"), _PAIR),
 }
@@ -141,6 +148,7 @@ _SERVED_LAYERS = (
     "conv",
     "hybrid",
     "hybrid_sliding",
+    "indexed_attention",
     "mlp",
     "moe",
 )
@@ -156,7 +164,7 @@ def refusal(config: Any) -> str | None:
         return _PAIR
     if getattr(text, "alibi", False):
         return _ALIBI
-    if any(getattr(text, name, None) for name in _INDEX_WIDTHS):
+    if any(getattr(text, name, None) for name in _INDEX_WIDTHS) and not _chooses_tokens(text):
         return _INDEXED
     if getattr(text, "add_cross_attention", False):
         return "it attends to another sequence (add_cross_attention), which is not served"
@@ -164,6 +172,11 @@ def refusal(config: Any) -> str | None:
         if kind not in _SERVED_LAYERS:
             return f"it has layers of the kind {kind!r}, which is not served yet"
     return None
+
+
+def _chooses_tokens(text: Any) -> bool:
+    """Whether the index chooses single positions, for latent attention: the kind that is served."""
+    return bool(getattr(text, "kv_lora_rank", None)) and (getattr(text, "index_kpool", None) or 1) == 1
 
 
 def in_table(config: Any) -> bool:
