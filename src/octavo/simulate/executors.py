@@ -11,9 +11,24 @@ from collections import deque
 
 import numpy as np
 
-from octavo.cost.step import CostModel, StepShape
-from octavo.scheduling.plan import NO_TOKEN, StepPlan, StepResult
+from octavo.cost.step import CostModel, HasHostTime, StepShape, run_seconds
+from octavo.memory.values import Int32, Int64
+from octavo.scheduling.plan import NO_TOKEN, Admission, StepPlan, StepResult
 from octavo.scheduling.request import Request
+
+NANOSECONDS = 10**9
+NEVER = -1
+_FOREVER = 2**62
+
+
+def seconds(nanoseconds: int) -> float:
+    """A moment of the virtual clock as the core takes it."""
+    return nanoseconds / NANOSECONDS
+
+
+def nanoseconds(moment_s: float) -> int:
+    """The moment that `seconds` made this of; exact for the first hundred days of virtual time."""
+    return round(moment_s * NANOSECONDS)
 
 
 class EchoExecutor:
@@ -44,23 +59,92 @@ class EchoExecutor:
         return int(request.prompt_token_ids[position % request.prompt_tokens])
 
 
-class SimExecutor(EchoExecutor):
-    """Steps take the cost model's time, one after the other. A request with a known true length
-    and a stop id ends exactly there."""
+class SimExecutor:
+    """Steps take the cost model's time, one after the other, on a clock of whole nanoseconds.
+
+    A step begins when the host has made it ready and the device is done with the one before. Every request
+    answers with one token over and over; one with a known true length and a stop id ends exactly there.
+    """
 
     def __init__(self, cost: CostModel) -> None:
-        super().__init__()
         self.cost = cost
-        self.clock_s = 0.0
+        self.clock_ns = 0
+        """When the device has done all that it was given."""
+        self._host = cost if isinstance(cost, HasHostTime) else None
+        self._requests: dict[int, Request] = {}
+        self._results: deque[StepResult] = deque()
+        self._filler = np.zeros(0, dtype=np.int32)
+        """By row: the token that is no end."""
+        self._stop = np.zeros(0, dtype=np.int32)
+        self._stop_at = np.zeros(0, dtype=np.int64)
+        """By row: the position of the stop token, or NEVER."""
+
+    @property
+    def clock_s(self) -> float:
+        return seconds(self.clock_ns)
+
+    @clock_s.setter
+    def clock_s(self, moment: float) -> None:
+        self.clock_ns = nanoseconds(moment)
+
+    def submit(self, plan: StepPlan) -> None:
+        self._results.append(self._run(plan))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def close(self) -> None:
+        self._results.clear()
 
     def _run(self, plan: StepPlan) -> StepResult:
-        result = super()._run(plan)
-        self.clock_s = max(self.clock_s, plan.planned_s) + self.cost.step_seconds(StepShape.of(plan))
-        return StepResult(plan.number, result.tokens, self.clock_s)
+        for admission in plan.admissions:
+            self._seat(admission)
+        shape = StepShape.of(plan)
+        ready_ns = nanoseconds(plan.planned_s) + self._host_ns(shape)
+        self.clock_ns = max(self.clock_ns, ready_ns) + nanoseconds(self.cost.step_seconds(shape))
+        positions = plan.starts + plan.counts
+        tokens = np.where(positions == self._stop_at[plan.rows], self._stop[plan.rows], self._filler[plan.rows])
+        tokens[~plan.samples] = NO_TOKEN
+        return StepResult(plan.number, tokens, self.clock_s)
 
-    def token(self, request: Request, position: int) -> int:
-        true_length = request.true_output_tokens
-        if true_length is not None and request.stop_ids and position == request.prompt_tokens + true_length - 1:
-            return request.stop_ids[0]
-        token = super().token(request, position)
-        return token + 1 if token in request.stop_ids else token
+    # -- many steps at once, for whoever knows that nothing else happens in them ----------------
+
+    def steps_before_a_stop(self, rows: Int32, positions: Int64) -> int:
+        """Decode steps from these positions on that yield no stop token."""
+        stop_at = self._stop_at[rows]
+        left = np.where(stop_at == NEVER, _FOREVER, stop_at - positions - 1)
+        return int(left.min(initial=_FOREVER))
+
+    def tokens_between_stops(self, rows: Int32) -> Int32:
+        return self._filler[rows]
+
+    def run_ns(self, positions: Int64, now_ns: int, steps: int) -> Int64:
+        """When each of `steps` decode steps would be planned, and when the last one would be done: steps + 1 moments.
+
+        With nothing in flight, each step is planned when the one before is done.
+        """
+        shape = StepShape.decode(positions)
+        device = np.rint(run_seconds(self.cost, shape, steps) * NANOSECONDS).astype(np.int64)
+        moments = np.empty(steps + 1, dtype=np.int64)
+        moments[0] = now_ns
+        np.cumsum(device + self._host_ns(shape), out=moments[1:])
+        moments[1:] += now_ns
+        return moments
+
+    def _host_ns(self, shape: StepShape) -> int:
+        return 0 if self._host is None else nanoseconds(self._host.host_seconds(shape))
+
+    def _seat(self, admission: Admission) -> None:
+        row, request = admission.row, admission.request
+        self._requests[row] = request
+        if row >= len(self._stop_at):
+            more = max(row + 1, 2 * len(self._stop_at)) - len(self._stop_at)
+            self._filler = np.append(self._filler, np.zeros(more, dtype=np.int32))
+            self._stop = np.append(self._stop, np.zeros(more, dtype=np.int32))
+            self._stop_at = np.append(self._stop_at, np.full(more, NEVER, dtype=np.int64))
+        stop_ids = request.stop_ids
+        self._filler[row] = next(token for token in range(len(stop_ids) + 1) if token not in stop_ids)
+        self._stop_at[row] = NEVER
+        if request.true_output_tokens is not None and stop_ids:
+            self._stop[row] = stop_ids[0]
+            self._stop_at[row] = request.prompt_tokens + max(1, request.true_output_tokens) - 1

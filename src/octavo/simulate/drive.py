@@ -1,0 +1,164 @@
+"""The driver of virtual time: arrivals in, octavo's own core in the middle, events out.
+
+Owns the clock, whole nanoseconds, and nothing of what is decided: `EngineCore` plans and learns as it does
+anywhere. Where the scheduler is sure that only decode steps follow, they are taken at once (`scheduling.leap`);
+`leap=False` takes them singly, to the same events.
+
+    due arrivals --submit--> core --step or leap--> events --> whoever watches
+          ^                                            |
+          +---------- a user whose request ended ------+
+
+Invariant: the clock never goes back, and never reads any other clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from octavo.errors import ConfigError, InvariantViolation, RequestError
+from octavo.scheduling.core import EngineCore
+from octavo.scheduling.events import Admitted, Event, Finished, Preempted, Resource, StepEnded, StepPlanned
+from octavo.scheduling.leap import DecodeRun, advance, quiet_steps
+from octavo.scheduling.request import Request
+from octavo.scheduling.scheduler import Scheduler
+from octavo.simulate.executors import NANOSECONDS, SimExecutor, nanoseconds, seconds
+
+Happening = Event | DecodeRun
+
+_MOST_STEPS = 1024
+"""In one leap: so much is computed ahead at most."""
+_IDLE_STEPS = 4
+"""Steps in a row that plan nothing although there is work: more are a fault."""
+
+
+class Source(Protocol):
+    """Where requests come from."""
+
+    def next_ns(self) -> int | None:
+        """When the next request that is known of arrives; None: none is known now."""
+        ...
+
+    def pop(self) -> Request:
+        """That request."""
+        ...
+
+    def ended(self, request_id: str, now_ns: int) -> None:
+        """A request has ended, or was refused. Others may be known of from now on."""
+        ...
+
+
+class Watcher(Protocol):
+    def observe(self, happenings: Sequence[Happening]) -> None: ...
+
+    def at_rest(self, now_ns: int, scheduler: Scheduler) -> None:
+        """Between two steps: the scheduler may be looked at."""
+        ...
+
+
+class Simulation:
+    def __init__(
+        self, core: EngineCore, source: Source, watchers: Sequence[Watcher] = (), *, leap: bool = True
+    ) -> None:
+        if not isinstance(core.executor, SimExecutor):
+            raise ConfigError("executor", type(core.executor).__name__, "virtual time needs a SimExecutor")
+        self.core = core
+        self.executor = core.executor
+        self.source = source
+        self.watchers = tuple(watchers)
+        self.now_ns = 0
+        self.leaps = 0
+        self.steps = 0
+        """Single ones, beside those of leaps."""
+        self._leap = leap and core.depth == 0
+        self._refused_for: Resource | None = None
+        """What bound the last step, as `quiet_steps` wants it."""
+
+    def run(self, until_s: float | None = None) -> None:
+        """Until nothing is left to do, or the clock has passed `until_s`."""
+        idle = 0
+        while until_s is None or self.now_ns < until_s * NANOSECONDS:
+            self._take_arrivals()
+            if not self.core.has_work:
+                self._tell(self.core.scheduler.drain_events())
+                coming = self.source.next_ns()
+                if coming is None:
+                    return
+                self.now_ns = max(self.now_ns, coming)
+                continue
+            if self._leap and self._take_leap():
+                idle = 0
+                continue
+            idle = 0 if self._take_step() else idle + 1
+            if idle > _IDLE_STEPS:
+                raise InvariantViolation("progress", f"{idle} steps plan nothing although there is work")
+
+    def _take_arrivals(self) -> None:
+        while True:
+            coming = self.source.next_ns()
+            if coming is None or coming > self.now_ns:
+                return
+            request = self.source.pop()
+            self._refused_for = None
+            try:
+                self.core.submit(request, seconds(coming))
+            except RequestError:
+                self.source.ended(request.request_id, self.now_ns)
+
+    def _take_step(self) -> bool:
+        """One step of the core; whether it planned or learned anything."""
+        events = self.core.step(seconds(self.now_ns))
+        planned: StepPlanned | None = None
+        ended: StepEnded | None = None
+        steady = True
+        for event in events:
+            if isinstance(event, StepPlanned):
+                planned = event
+            elif isinstance(event, StepEnded):
+                ended = event
+            elif isinstance(event, (Admitted, Preempted, Finished)):
+                steady = False
+        # A prompt chunk takes budget that is free again in the step after it.
+        alike = planned is not None and planned.prefill_tokens == 0
+        self._refused_for = planned.resource if planned is not None and steady and alike else None
+        if ended is not None:
+            self.now_ns = max(self.now_ns, nanoseconds(ended.now))
+        self.steps += 1
+        self._tell(events)
+        return planned is not None or ended is not None
+
+    def _take_leap(self) -> bool:
+        scheduler = self.core.scheduler
+        steps = min(quiet_steps(scheduler, self._refused_for), _MOST_STEPS)
+        if steps < 2:
+            return False
+        rows = scheduler.running.live_rows()
+        positions = scheduler.running.computed[rows]
+        steps = min(steps, self.executor.steps_before_a_stop(rows, positions))
+        if steps < 2:
+            return False
+        moments = self.executor.run_ns(positions, self.now_ns, steps)
+        coming = self.source.next_ns()
+        if coming is not None:
+            # A step that is planned at the moment of an arrival plans with it.
+            steps = int(np.searchsorted(moments[:-1], coming, side="left"))
+            if steps < 2:
+                return False
+        tokens = self.executor.tokens_between_stops(rows)
+        run = advance(scheduler, tokens, moments[: steps + 1] / NANOSECONDS, self._refused_for)
+        if run is None:
+            return False
+        self.now_ns = self.executor.clock_ns = int(moments[run.steps])
+        self.leaps += 1
+        self._tell([*scheduler.drain_events(), run])
+        return True
+
+    def _tell(self, happenings: Sequence[Happening]) -> None:
+        for event in happenings:
+            if isinstance(event, Finished):
+                self.source.ended(event.record.request_id, self.now_ns)
+        for watcher in self.watchers:
+            watcher.observe(happenings)
+            watcher.at_rest(self.now_ns, self.core.scheduler)
