@@ -7,6 +7,7 @@ window or chunk with which it attends, and whose keys a layer attends to that st
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from octavo.geometry.state import (
 from octavo.kernels.interface import AttentionRule
 from octavo.models.bridge import IMPLEMENTATION, Call, cache_name, leave
 from octavo.models.latent import latent_layers
+from octavo.models.latent_index import run_indexes
 from octavo.models.recurrent import StateWitness, comparable
 
 Shapes = dict[str, tuple[int, ...]]
@@ -66,6 +68,10 @@ class _Witness(StateWitness):
         leave(_Look(self, layer_idx), key, value, kwargs)
         return key, value
 
+    def update_indexer(self, new: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        self.stored[layer_idx]["index_k"] = (new.shape[2],)
+        return new
+
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
 
@@ -95,14 +101,18 @@ class _Look:
 
 def observed_layers(model: PreTrainedModel, dtype: Dtype) -> tuple[LayerState, ...]:
     """What each layer keeps, its components in `dtype`, from one forward of two tokens."""
+    run_indexes(model)
     witness = _Witness(latent_layers(model))
     ids = torch.zeros((1, 2), dtype=torch.long, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
+    arguments: dict[str, Any] = {cache_name(model): witness}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        arguments["logits_to_keep"] = positions[0]
     attention = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     try:
         with torch.inference_mode():
-            model(input_ids=ids, position_ids=positions, use_cache=True, **{cache_name(model): witness})
+            model(input_ids=ids, position_ids=positions, use_cache=True, **arguments)
     finally:
         model.set_attn_implementation(attention)
     seen = {*witness.stored, *witness.constant, *witness.borrowed}
