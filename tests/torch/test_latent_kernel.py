@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kernels.interface import AttentionStep
-from octavo.kernels.latent import Kept, LatentAttention, LatentPages, LatentRule, expands
+from octavo.kernels.latent import Chosen, Kept, LatentAttention, LatentPages, LatentRule, expands
+from octavo.kernels.quantise import dequantise, quantise
 
 HEADS, RANK, NOPE, ROPE, V_DIM = 3, 20, 8, 4, 6
 SCALE = 0.4
@@ -41,6 +43,39 @@ class World:
         self.free = self.random.permutation(units).tolist()
         self.tables = np.full((16, units), -1, dtype=np.int32)  # an entry that nobody filled addresses nothing
         self.latents, self.ropes = {}, {}
+        self.most = None  # positions that an index, here a random one, lets a query read
+        self.choice = {}  # (row, position) -> those
+        self.rounded = lambda x: x.to(dtype).float()
+
+    def zero(self, unit):
+        """As the arena does with what a step does not fill."""
+        self.pages.latent.rows[unit].zero_()
+        self.pages.rope_k.rows[unit].zero_()
+
+    def choose(self, step):
+        """A random choice for every query, in the form in which an index hands it on."""
+        positions, hidden = [], {}
+        for tile in self.kernel.tiles(step, self.pages, torch.device("cpu")):
+            if tile.length <= self.most:
+                positions.append(None)
+                continue
+            rows = [torch.randperm(tile.length, generator=self.generator)[: self.most - 1]
+                    for _ in range(tile.first, tile.last)]  # fmt: skip
+            rows = [torch.cat((row, torch.zeros(1, dtype=torch.int64))) for row in rows]  # position 0 for all
+            for i, row in enumerate(rows):
+                at = (int(step.rows[tile.first + i]), int(step.contexts[tile.first + i]) - 1)
+                self.choice[at] = set(row.tolist())
+            rows = [torch.tensor(sorted(set(row.tolist())) + [999] * (self.most - len(set(row.tolist()))))
+                    for row in rows]  # fmt: skip
+            positions.append(torch.stack(rows))
+        for chunk in range(step.decodes, step.chunks):
+            start, context = int(step.starts[chunk]), int(step.contexts[chunk])
+            if context > self.most:
+                hidden[chunk] = torch.rand(context - start, context, generator=self.generator) < 0.6
+                hidden[chunk][:, 0] = False
+                for i, row in enumerate(hidden[chunk]):
+                    self.choice[int(step.rows[chunk]), start + i] = set(torch.nonzero(~row)[:, 0].tolist())
+        return Chosen(tuple(positions), hidden)
 
     def normal(self, *shape):
         return torch.randn(*shape, generator=self.generator)
@@ -59,8 +94,7 @@ class World:
         for row, start, count in zip(rows, starts, counts, strict=True):
             for index in range(-(-start // self.block), -(-(start + count) // self.block)):
                 unit = self.tables[row, index] = self.free.pop()
-                self.pages.latent.rows[unit].zero_()  # as the arena does with what a step does not fill
-                self.pages.rope_k.rows[unit].zero_()
+                self.zero(unit)
         of = np.repeat(rows, counts)
         step = AttentionStep(
             block_tokens=self.block, decodes=len(singles), rows=rows, starts=starts, contexts=starts + counts,
@@ -71,13 +105,14 @@ class World:
         total = int(counts.sum())
         q = self.normal(total, HEADS, NOPE + ROPE)
         new = (self.normal(total, self.weight.shape[2]), self.normal(total, ROPE))
-        kept = tuple(part.to(self.pages.latent.rows.dtype).float() for part in new)
+        kept = tuple(self.rounded(part) for part in new)
         for i, row in enumerate(rows.tolist()):
             own = slice(step.offsets[i], step.offsets[i + 1])
             self.latents[row] = torch.cat((self.latents[row], kept[0][own]))
             self.ropes[row] = torch.cat((self.ropes[row], kept[1][own]))
         self.kernel.write(*new, self.pages, step)
-        out = self.kernel.attend(q, new, self.pages, step, self.rule)
+        rule = self.rule if self.most is None else replace(self.rule, chosen=self.choose(step))
+        out = self.kernel.attend(q, new, self.pages, step, rule)
         assert out.shape == (total, HEADS, V_DIM)
         return all(
             close(out[token], self.by_hand(q[token], int(of[token]), int(positions[token]))) for token in range(total)
@@ -85,12 +120,15 @@ class World:
 
     def by_hand(self, q, row, position):
         latent, rope = self.latents[row][: position + 1].double(), self.ropes[row][: position + 1].double()
+        chosen = sorted(p for p in self.choice.get((row, position), range(position + 1)) if p <= position)
+        latent, rope = latent[chosen], rope[chosen]
         out = []
         for head in range(HEADS):
             both = latent @ self.weight[head].double().T
             keys = torch.cat((both[:, :NOPE], rope), dim=1)
-            weights = torch.softmax(keys @ q[head].double() * SCALE, dim=0)
-            out.append(weights @ both[:, NOPE:])
+            weights = torch.exp(keys @ q[head].double() * SCALE)
+            total = weights.sum() + (0 if self.rule.sinks is None else math.exp(float(self.rule.sinks[head])))
+            out.append(weights @ both[:, NOPE:] / total)
         return torch.stack(out)
 
 
@@ -127,6 +165,37 @@ def test_latents_kept_in_a_narrower_type_are_read_as_they_were_stored():
     world = World(4, dtype=torch.bfloat16)
     assert world.step([(0, 9), (1, 3)])
     assert world.step([(0, 1), (1, 6)])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_latents_in_eight_bits_are_read_as_they_were_rounded(dtype):
+    world = World(4)
+    for name in ("latent", "rope_k"):
+        rows = getattr(world.pages, name).rows
+        kept = Kept(torch.zeros(rows.shape, dtype=torch.int8).view(dtype), torch.zeros(rows.shape[:2]))
+        object.__setattr__(world.pages, name, kept)
+    world.rounded = lambda x: dequantise(*quantise(x, dtype))
+    world.zero = lambda unit: None
+    assert world.step([(0, 9), (1, 3), (2, 1)])
+    assert world.step([(0, 1), (1, 6), (2, 1)])
+
+
+def test_sinks_take_weight_and_give_no_value():
+    world = World(4)
+    world.rule = replace(world.rule, sinks=torch.tensor([-1.0, 0.5, 2.0]))
+    assert world.step([(0, 9), (1, 3), (2, 1)])
+    assert world.step([(0, 1), (1, 6), (2, 1)])
+
+
+@pytest.mark.parametrize("absorbed", [True, False])
+@pytest.mark.parametrize("tile_bytes", [1, 3 << 20])
+def test_only_what_an_index_chose_is_read(monkeypatch, absorbed, tile_bytes):
+    monkeypatch.setattr("octavo.kernels.latent.expands", lambda *_: not absorbed)
+    world = World(4, tile_bytes=tile_bytes)
+    world.most = 5
+    assert world.step([(0, 9), (1, 3), (2, 30)])
+    assert world.step([(0, 1), (1, 6), (2, 1), (3, 4)])
+    assert world.step([(0, 1), (1, 1), (2, 1), (3, 1)])
 
 
 def test_in_half_precision_the_error_is_that_of_rounding():
