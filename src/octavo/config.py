@@ -186,6 +186,13 @@ class EngineConfig:
     """The machine and the loop."""
 
     device: str = _option("text", "auto", "auto, cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    attention_backend: str = _option(
+        "choice",
+        "auto",
+        "attention kernels: octavo's own for CPUs (cpu) or plain torch (reference); auto takes cpu where they were "
+        "built and the device is one",
+        choices=("auto", "cpu", "reference"),
+    )
     pipeline_depth: int = _option("int", 0, "steps in flight while the next one is planned", low=0, high=1)
     audit: bool = _option("flag", False, "check every accounting invariant after every step")
 

@@ -51,6 +51,9 @@ class Facts:
     granted_by: str = "the device"
     block_order: BlockOrder = "tokens_heads"
     """What the attention kernels read."""
+    attention_backend: str = ""
+    """Which they are; empty where no model is loaded."""
+    attention_reason: str = ""
 
     @property
     def free_bytes(self) -> int:
@@ -125,9 +128,11 @@ class Deployment:
 
     def _decided_rows(self) -> tuple[Row, ...]:
         g, cache, scheduler = self.geometry, self.config.cache, self.config.scheduler
+        backend = self.facts.attention_backend
         values = {
             "device": self.device,
             "geometry": f"{g.num_layers} layers, {g.attention_mode}",
+            **({"attention_backend": backend} if backend else {}),
             "bytes per token": f"{g.bytes_per_token:,}",
             "kv_cache_dtype": str(self.kv_dtype),
             "block_size": str(self.block_size),
@@ -241,7 +246,7 @@ def kv_dtype_for(config: Config, weights_dtype: Dtype) -> Dtype:
 
 def served_geometry(config: Config, raw: Mapping[str, Any], weights_dtype: Dtype) -> ModelGeometry:
     """What each layer keeps when the model of `raw`, its config.json, is served as asked."""
-    geometry = geometry_from_config(raw, kv_dtype_for(config, weights_dtype))
+    geometry = geometry_from_config(raw, kv_dtype_for(config, weights_dtype), model_dtype=weights_dtype)
     skipped = config.cache.kv_cache_dtype_skip_layers
     if skipped is None:
         return geometry
@@ -409,6 +414,7 @@ def _plain_reasons(config: Config, geometry: ModelGeometry, facts: Facts, limit:
     return {
         "device": f"{facts.total_bytes:,} B granted by {facts.granted_by}, {facts.cores} cores",
         "geometry": "; ".join(geometry.notes) or "read from the model's config",
+        "attention_backend": facts.attention_reason,
         "bytes per token": "the sum over layers of keys and values",
         "kv_cache_dtype": "auto: what the model computes in" if auto else _kept_reason(geometry),
         "block_size": "positions per block",

@@ -5,13 +5,15 @@ The only place that knows all the parts. Whoever imports it imports torch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.config import Config
 from octavo.deployment import Deployment, decide, served_geometry
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
 from octavo.geometry.dtypes import dtype_named
+from octavo.kernels.choose import choose_attention
 from octavo.kernels.interface import AttentionBackend
-from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import KeySpace
 from octavo.models.load import LoadedModel, Progress, load_checkpoint
@@ -53,7 +55,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
 def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     """An engine around a model that is loaded already."""
     served = require_served(loaded.model)
-    backend = ReferenceAttention()
+    backend, why_backend = choose_attention(config.engine.attention_backend, device)
     weights_dtype = dtype_named(str(loaded.dtype))
     geometry = served_geometry(config, loaded.config_json, weights_dtype)
     require_geometry(loaded.model, geometry.layers)
@@ -63,6 +65,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
         weights_dtype=weights_dtype,
         block_order=backend.block_order,
     )
+    facts = replace(facts, attention_backend=backend.name, attention_reason=why_backend)
     deployment = decide(config, geometry, facts)
     notes = fix_rope(loaded.model, deployment.max_model_len)
     grammars = None if loaded.tokenizer is None else Grammars(loaded.tokenizer, _vocab_size(loaded))
