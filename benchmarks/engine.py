@@ -75,7 +75,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", choices=tuple(DTYPES), default="fp32", help="of weights, activations and KV cache (default fp32)")
     add("--workloads", default=",".join(NAMES), help="by commas (default all four)")
     add("--engines", default=",".join(ENGINES), help=f"by commas, out of {', '.join(ENGINES)} (default all)")
-    add("--policies", default="paged/iteration", help="allocation/batching pairs that octavo runs with, by commas")
+    add("--policies", default="paged/iteration", help="allocation/batching[/reuse] that octavo runs with, by commas")
     add("--repeat", type=int, default=3, help="repetitions of every engine, interleaved (default 3)")
     add("--scale", type=float, default=1.0, help="lengths of prompts and outputs times this, to try things out")
     add("--kv-share", type=float, default=1.0, help="KV blocks, as a share of what all requests need at once")
@@ -99,8 +99,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.policies = [tuple(pair.split("/")) for pair in options.policies.split(",")]
     if not set(options.engines) <= set(ENGINES):
         parser.error(f"--engines must be out of {', '.join(ENGINES)}")
-    if any(len(pair) != 2 for pair in options.policies):
-        parser.error("--policies must be pairs such as paged/iteration, by commas")
+    if any(len(choice) not in (2, 3) for choice in options.policies):
+        parser.error("--policies must be such as paged/iteration or paged/iteration/prefix, by commas")
     return options
 
 

@@ -34,12 +34,15 @@ class Settings:
 
 
 class OctavoReplay:
-    """octavo with one choice of allocation and batching."""
+    """octavo with one choice of allocation, batching and reuse."""
 
-    def __init__(self, loaded: LoadedModel, allocation: str = "paged", batching: str = "iteration") -> None:
-        self.name = "octavo" if (allocation, batching) == ("paged", "iteration") else f"octavo {allocation}/{batching}"
+    def __init__(
+        self, loaded: LoadedModel, allocation: str = "paged", batching: str = "iteration", reuse: str = "none"
+    ) -> None:
+        chosen = (allocation, batching, reuse)
+        self.name = "octavo" if chosen == ("paged", "iteration", "none") else f"octavo {'/'.join(chosen)}"
         self._loaded = loaded
-        self._policies = {"allocation": allocation, "batching": batching}
+        self._policies = {"allocation": allocation, "batching": batching, "reuse": reuse}
 
     def run(self, workload: Workload, settings: Settings) -> Replay:
         engine = self._engine(settings)
@@ -97,7 +100,6 @@ class OctavoReplay:
                 **self._policies,
                 "admission": engine.core.scheduler.policies.admission.name,
                 "preemption": "recompute",
-                "reuse": "none",
                 "tiering": "no lower tier",
             },
             preemptions=sum(isinstance(event, Preempted) for event in events),
