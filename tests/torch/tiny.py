@@ -9,6 +9,7 @@ import copy
 
 import numpy as np
 import torch
+from families import ARCHITECTURES, COMMON, MOE, NEAR_TIE
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo.geometry.dtypes import FP32
@@ -18,6 +19,7 @@ from octavo.memory.groups import served_groups
 from octavo.memory.layout import make_layout
 from octavo.models.shrink import enliven
 from octavo.models.trial import Trial, subjects
+from octavo.models.verify import spoiler
 from octavo.runtime.executor import TorchExecutor
 from octavo.runtime.sampler import Sampler
 from octavo.scheduling.core import EngineCore
@@ -26,134 +28,7 @@ from octavo.scheduling.limits import Limits
 from octavo.scheduling.request import Request, SamplingParams
 from octavo.scheduling.scheduler import Scheduler
 
-NEAR_TIE = 1e-4
-"""At a first difference the reference's two likeliest tokens must be closer than this."""
-
-COMMON = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
-MHA = {"num_key_value_heads": None}
-"""These classes know no key-value heads; None drops the field."""
-ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
-MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-
-ARCHITECTURES = {
-    "llama": {"head_dim": 16},
-    "mistral": {"sliding_window": 6},
-    "qwen2": {},
-    "qwen2-window": {
-        "model_type": "qwen2",
-        "use_sliding_window": True,
-        "sliding_window": 5,
-        "max_window_layers": 1,
-        "num_hidden_layers": 3,
-    },
-    "qwen3": {"head_dim": 12},
-    "qwen3-window": {
-        "model_type": "qwen3",
-        "head_dim": 12,
-        "use_sliding_window": True,
-        "sliding_window": 5,
-        "max_window_layers": 1,
-    },
-    "gemma": {"head_dim": 16},
-    "gemma2": {
-        "head_dim": 16,
-        "sliding_window": 6,
-        "num_hidden_layers": 3,
-        "layer_types": ALTERNATING,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 5.0,
-        "query_pre_attn_scalar": 10,
-    },
-    "gemma3_text": {"head_dim": 16, "sliding_window": 6, "num_hidden_layers": 3, "layer_types": ALTERNATING},
-    "phi3": {"sliding_window": 9},
-    "phi": {"num_key_value_heads": 4},
-    "olmo": {"num_key_value_heads": 4},
-    "olmo2": {},
-    "olmo3": {"sliding_window": 6, "num_hidden_layers": 3, "layer_types": ALTERNATING},
-    "olmoe": {**MOE},
-    "starcoder2": {"sliding_window": 7},
-    "mixtral": {**MOE, "sliding_window": 6},
-    "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 24},
-    "qwen2_moe-window": {
-        **MOE,
-        "model_type": "qwen2_moe",
-        "shared_expert_intermediate_size": 24,
-        "use_sliding_window": True,
-        "sliding_window": 5,
-        "max_window_layers": 1,
-    },
-    "qwen3_moe": {**MOE, "head_dim": 12},
-    "gpt_neox": {**MHA, "rotary_pct": 0.5},
-    "gpt_oss": {**MOE, "head_dim": 16, "sliding_window": 6, "num_hidden_layers": 3, "layer_types": ALTERNATING},
-    "granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7},
-    "granitemoe": {**MOE},
-    "cohere": {},
-    "cohere2": {"sliding_window": 6, "num_hidden_layers": 3, "layer_types": ALTERNATING},
-    "smollm3": {"no_rope_layers": [1, 0]},
-    "stablelm": {},
-    "glm": {"head_dim": 8},
-    "glm4": {"head_dim": 8},
-    "opt": {**MHA, "ffn_dim": 48, "word_embed_proj_dim": 32},
-    "gpt2": MHA,
-    "gptj": {**MHA, "rotary_dim": 4},
-    "codegen": {**MHA, "rotary_dim": 4},
-    "gpt_bigcode": {**MHA, "multi_query": True},
-    "exaone4": {
-        "sliding_window": 6,
-        "num_hidden_layers": 4,
-        "sliding_window_pattern": "LLLG",
-        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-    },
-    "persimmon": {"num_key_value_heads": 4},
-    "helium": {"head_dim": 8},
-    "apertus": {},
-    "nemotron": {},
-    "ministral": {"head_dim": 8, "sliding_window": 6, "num_hidden_layers": 3, "layer_types": ALTERNATING},
-    "arcee": {},
-    "seed_oss": {"head_dim": 8},
-    "ernie4_5": {"head_dim": 8},
-    "bitnet": {},
-    "hunyuan_v1_dense": {"head_dim": 8},
-    "dots1": {
-        **MOE,
-        "n_shared_experts": 1,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_hidden_layers": 3,
-    },
-    "glm4_moe": {**MOE, "head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_hidden_layers": 3},
-    "minimax_m2": {**MOE, "head_dim": 8},
-    "flex_olmo": {**MOE},
-    "nanochat": {},
-    "vaultgemma": {
-        "head_dim": 16,
-        "sliding_window": 6,
-        "num_hidden_layers": 3,
-        "layer_types": ALTERNATING,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 5.0,
-        "query_pre_attn_scalar": 10,
-    },
-    "cwm": {"head_dim": 8, "sliding_window": 6, "num_hidden_layers": 3, "layer_types": ALTERNATING},
-    "biogpt": MHA,
-    "jais2": {"head_dim": 8},
-    "granitemoeshared": {**MOE},
-    "ernie4_5_moe": {**MOE},
-    "hunyuan_v1_moe": {**MOE, "head_dim": 8},
-}
+__all__ = ["ARCHITECTURES", "COMMON", "MOE", "Bench", "tiny_config", "tiny_prompts"]
 
 
 def tiny_config(name):
@@ -181,6 +56,7 @@ class Bench:
         if prepare is not None:
             prepare(self.served)
         self.device = device
+        self._generated = {}
 
     @property
     def vocab_size(self):
@@ -218,12 +94,18 @@ class Bench:
         """Greedy tokens of every prompt through hand-made ragged plans."""
         executor, layout = self.executor(block_tokens=block_tokens, n_slabs=n_slabs, rows=rows)
         made = subjects(prompts, wanted, pause=pause)
-        trial = Trial(executor, layout, n_slabs, rows, seed=seed)
+        trial = Trial(executor, layout, n_slabs, rows, seed=seed, spoil=spoiler(executor))
         trial.run(made, longest_chunk=longest_chunk)
         return [subject.outputs for subject in made], trial
 
     def generate(self, prompt, wanted):
         """Greedy tokens of one prompt by Transformers, and each one's lead over the runner-up."""
+        key = (*prompt, wanted)
+        if key not in self._generated:
+            self._generated[key] = self._generate(prompt, wanted)
+        return self._generated[key]
+
+    def _generate(self, prompt, wanted):
         out = self.reference.generate(
             torch.tensor([prompt], device=self.device),
             max_new_tokens=wanted,
@@ -236,7 +118,7 @@ class Bench:
         tops = [logits[0].float().topk(2).values for logits in out.logits]
         return out.sequences[0, len(prompt) :].tolist(), [float(top[0] - top[1]) for top in tops]
 
-    def compare(self, prompts, served):
+    def compare(self, prompts, served, tolerance=NEAR_TIE):
         """Hold `served` against Transformers: near ties met, and distinct tokens. Fails on a difference."""
         wanted = len(served[0])
         near_ties = 0
@@ -246,6 +128,6 @@ class Bench:
             seen.update(theirs)
             if mine != theirs:
                 at = next(i for i in range(wanted) if mine[i] != theirs[i])
-                assert leads[at] < NEAR_TIE, f"{len(prompt)} tokens: {mine} is not {theirs}, first at {at}"
+                assert leads[at] < tolerance, f"{len(prompt)} tokens: {mine} is not {theirs}, first at {at}"
                 near_ties += 1
         return near_ties, len(seen)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,13 +139,19 @@ def _trial(
     rows = min(len(texts), 3)
     executor = TorchExecutor(served, layout, SLABS, rows=rows, sampler=witness)
     made = subjects([text[:-WANTED] for text in texts], WANTED, pause=len(texts) - 1)
+    Trial(executor, layout, SLABS, rows, seed=seed, spoil=spoiler(executor)).run(made)
+    return _worst(witness, made, expected)
+
+
+def spoiler(executor: TorchExecutor) -> Callable[[int, int], None]:
+    """Overwrites a block that nobody holds, so that whoever still reads it shows."""
+    layout = executor.arena.layout
 
     def spoil(group: int, slot: int) -> None:
         start = layout.address(group, slot)
         executor.arena.bytes[start : start + layout.groups[group].block_bytes].fill_(SPOILT)
 
-    Trial(executor, layout, SLABS, rows, seed=seed, spoil=spoil).run(made)
-    return _worst(witness, made, expected)
+    return spoil
 
 
 def _build(model_class: type[PreTrainedModel], config: Any, attention: str | None, seed: int) -> PreTrainedModel:
