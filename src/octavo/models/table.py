@@ -95,8 +95,11 @@ VERIFIED_RECURRENT: tuple[str, ...] = (
     "falcon_mamba",
     "granitemoehybrid",
     "jamba",
+    "kimi_linear",
+    "lara_mini",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "mamba",
     "mamba2",
     "nemotron_h",
@@ -105,6 +108,7 @@ VERIFIED_RECURRENT: tuple[str, ...] = (
     "qwen3_next",
     "zamba",
     "zamba2",
+    "zaya",
 )
 """The same for recurrent and convolution layers, beside attention or alone."""
 
