@@ -119,7 +119,7 @@ def test_an_architecture_that_differs_is_refused_by_name(monkeypatch):
         ("doge", "mask"),
         ("diffllama", "between storing and attending"),
         ("rwkv", "recurrent"),
-        ("deepseek_v32", "index"),
+        ("glm5_next", "index"),
         ("minimax", "recurrent"),
         ("recurrent_gemma", "recurrent"),
         ("bert", "encoder"),
