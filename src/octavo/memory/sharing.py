@@ -5,8 +5,9 @@
                                                                           +--room is needed, a leaf--> EMPTY
 
 Owns the directory, where each row stands in it, and the eviction policy's offers. Slots and references are the
-pool's. A block that is completed a second time stays private to its row, and the first one serves; the row holds a
-reference to that one too, so that what follows it is never kept without it.
+pool's. A block that is completed a second time takes the place of the first one, unless somebody references that:
+then it stays private to its row, which holds a reference to the first one too, so that what follows it is never kept
+without it.
 """
 
 from __future__ import annotations
@@ -146,13 +147,27 @@ class Sharing:
         node = at.tail
         assert node is not None
         kept = node.slots[group]
+        if kept != NO_SLOT and self._grows[group]:
+            if self.pool.slots[group].refs[kept]:
+                self.take_up(group, np.array([kept], dtype=np.int32))
+                at.doubles.append((group, kept))
+                return
+            # Nobody references it: holding both would take room that nobody was charged for.
+            self._retire(group, kept)
+            kept = NO_SLOT
         if kept == NO_SLOT:
             self.directory.place(node, group, slot)
             if self._grows[group] and node.parent is not None and node.parent.slots[group] != NO_SLOT:
                 self.eviction.withdraw(group, node.parent.slots[group])
-        elif self._grows[group]:
-            self.take_up(group, np.array([kept], dtype=np.int32))
-            at.doubles.append((group, kept))
+
+    def _retire(self, group: int, kept: int) -> None:
+        """An unreferenced slot is found no more; one that still drains is EMPTY once its plan has completed."""
+        slots = np.array([kept], dtype=np.int32)
+        self.directory.displace(group, kept)
+        if self.pool.slots[group].state[kept] == SlotState.READY:
+            self.eviction.withdraw(group, kept)
+            self.pool.count_cached(group, slots, -1)
+            self.pool.give(group, slots)
 
     # -- references ---------------------------------------------------------------------------
 

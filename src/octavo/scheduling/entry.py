@@ -124,6 +124,9 @@ def _try_to_seat(
     if isinstance(got, Shortfall):
         scheduler.running.unseat([row])
         scheduler.back_to_line(sequence)
+        if match.tokens and not len(scheduler.running) and not scheduler.in_flight:
+            # What it would be copied from takes the very room for the copy: it computes all by itself.
+            return _try_to_seat(scheduler, draft, sequence, NO_MATCH, promised)
         return None
     draft.new_blocks.extend(got.new_blocks)
     draft.entered_rows.append(row)

@@ -71,7 +71,7 @@ def _grow_one(scheduler: Scheduler, draft: Draft, row: int, place: int) -> bool:
 def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
     """Preempt somebody. False when the step must wait instead: for draining blocks, or a plan in flight."""
     running = scheduler.running
-    if any(scheduler.cache.pool.draining) or _will_slide(scheduler):
+    if any(scheduler.cache.pool.draining) or scheduler.cache.pins or _will_slide(scheduler):
         # What is on its way back may be enough; nobody is paused before that is known.
         return False
     rows = [row for row in running.live_rows().tolist() if row != oldest and running.wanted(np.array([row]))[0]]
@@ -80,9 +80,9 @@ def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
             return True
         if scheduler.in_flight:
             return False
-        if max(scheduler.cache.pool.blocks_per_slab) > 1:
-            # Alone, and yet short: its blocks lie scattered over slabs that it fills in part.
-            # Starting over packs them.
+        if max(scheduler.cache.pool.blocks_per_slab) > 1 or scheduler.cache.sharing is not None:
+            # Alone, and yet short: its blocks lie scattered over slabs that it fills in part, or it holds
+            # doubles of blocks that others have left. Starting over packs them, and shares those.
             scheduler.preempt(oldest, draft)
             return True
         raise InvariantViolation("progress", "the oldest running sequence cannot grow and nobody can give way")
