@@ -104,7 +104,7 @@ def ground_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Gro
     context = context or geometry.context_length or DEFAULT_CONTEXT
     seqs, step = _step(engine, asked, memory, accelerator, context)
     device = _fullest(geometry, asked, context)
-    weights = weights_of(source, asked, engine)
+    weights = weights_of(source, asked, engine, geometry)
     return Ground(source, asked, engine, geometry, device, accelerator, memory, weights, seqs, step, context)
 
 

@@ -7,13 +7,15 @@ of it; counting is the geometry's. Headers are counted, never loaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelError
+from octavo.geometry.cross_check import require_agreement, require_layers
 from octavo.geometry.dtypes import dtype_named
+from octavo.geometry.model import ModelGeometry
 from octavo.geometry.weights import Weights as Counted
 from octavo.geometry.weights import (
     bytes_from_index,
@@ -40,8 +42,9 @@ class Tensor:
     bytes: int
 
 
-def weights_of(source: Source, asked: Asked, engine: Engine) -> Weights:
-    counted, missing = _counted(source, asked)
+def weights_of(source: Source, asked: Asked, engine: Engine, geometry: ModelGeometry) -> Weights:
+    """One device's weights. Raises `ModelError` where a checkpoint's tensors contradict the config's `geometry`."""
+    counted, missing = _counted(source, asked, geometry)
     if asked.weights_bytes is not None:
         total = None if counted is None else counted.total_bytes
         return _made(counted, asked.weights_bytes, total, "as given, per device")
@@ -80,13 +83,13 @@ def _made(counted: Counted | None, device: int | None, total: int | None, basis:
     )
 
 
-def _counted(source: Source, asked: Asked) -> tuple[Counted | None, str]:
+def _counted(source: Source, asked: Asked, geometry: ModelGeometry) -> tuple[Counted | None, str]:
     """What is known of the whole model's weights, or why nothing is."""
     if asked.manual:
         return None, "not known of a model given by hand; give --weights-bytes"
-    if source.directory is not None and asked.dtype is None:
-        found = _from_files(source.directory, source)
-        if found is not None:
+    if source.directory is not None:
+        found = _from_files(source.directory, source, geometry)
+        if found is not None and asked.dtype is None:
             return found, ""
     try:
         dtype = None if asked.dtype is None else dtype_named(asked.dtype, field="dtype")
@@ -97,29 +100,47 @@ def _counted(source: Source, asked: Asked) -> tuple[Counted | None, str]:
         return None, f"not known: the config lacks {error.field}; give --weights-bytes"
 
 
-def _from_files(directory: Path, source: Source) -> Counted | None:
-    """By the headers of the files there; by the index where it is there without its files."""
+def _from_files(directory: Path, source: Source, geometry: ModelGeometry) -> Counted | None:
+    """By the headers of the files there; by the index where it is there without all of its files."""
     files = sorted(directory.glob("*.safetensors"))
     index = directory / INDEX
     if index.is_file():
         stated = _json(index.read_bytes(), index)
-        wanted = {str(name) for name in dict(stated.get("weight_map") or {}).values()}
-        if not wanted <= {file.name for file in files}:
-            return _with_bytes(source, bytes_from_index(stated))
+        placed = stated.get("weight_map")
+        if not isinstance(placed, dict):
+            raise ModelError("weight_map", None, f"{index} has none; fetch it again")
+        require_layers(geometry, placed)
+        wanted = {str(name) for name in placed.values()}
+        missing = len(wanted - {file.name for file in files})
         files = [file for file in files if file.name in wanted]
+        if missing:
+            require_agreement(geometry, _shapes(_tensors(files)))
+            return _with_bytes(source, bytes_from_index(stated), f"{missing} of {len(wanted)} files are not here")
     if not files:
         return None
-    return weights_from_tensors([tensor for file in files for tensor in _header(file)], source.config)
+    tensors = _tensors(files)
+    require_agreement(geometry, _shapes(tensors))
+    if index.is_file() or len(files) == 1:
+        require_layers(geometry, _shapes(tensors))
+    return weights_from_tensors(tensors, source.config)
 
 
-def _with_bytes(source: Source, total: int) -> Counted:
+def _shapes(tensors: Sequence[Tensor]) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.shape for tensor in tensors}
+
+
+def _tensors(files: Sequence[Path]) -> list[Tensor]:
+    return [tensor for file in files for tensor in _header(file)]
+
+
+def _with_bytes(source: Source, total: int, missing: str) -> Counted:
     """The bytes that an index states, with the parameters by formula."""
     by_formula = weights_from_config(source.config)
     return Counted(
         total_parameters=by_formula.total_parameters,
         active_parameters=by_formula.active_parameters,
         total_bytes=total,
-        basis=f"the total that {INDEX} states",
+        basis=f"the total that {INDEX} states; {missing}",
         replicated_bytes=min(total, by_formula.replicated_bytes),
     )
 
