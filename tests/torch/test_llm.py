@@ -9,6 +9,7 @@ import torch
 from checkpoints import tiny_llama, tiny_tokenizer
 
 from octavo import LLM, CapacityError, EngineDeadError, RequestError, SamplingParams
+from octavo.kernels.cpu import instruction_sets
 from octavo.memory.check import is_empty
 from octavo.scheduling.plan import StepResult
 
