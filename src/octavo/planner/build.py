@@ -168,7 +168,7 @@ def plan_for(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Plan
     kv_bytes = budget.kv.predicted_bytes if budget else asked.kv_cache_memory_bytes
     contexts = _contexts(ground)
     capacity = None if kv_bytes is None else capacity_of(paging, kv_bytes, ground.context, contexts)
-    machine = _machine(ground, weights)
+    machine = machine_of(ground, weights)
     devices = asked.tp * asked.pp * asked.dp
     limits = table = None
     if capacity is not None:
@@ -253,7 +253,7 @@ def _budget(ground: Ground, paging: AnyPaging, weights: Weights) -> Budget | Non
     return make_budget(ground.engine, ground.asked, ground.memory_bytes, line, runtime, unit)
 
 
-def _machine(ground: Ground, weights: Weights) -> Machine | None:
+def machine_of(ground: Ground, weights: Weights) -> Machine | None:
     """None without a device, or where nothing is known of the weights."""
     if ground.accelerator is None or not weights.device_bytes:
         return None
