@@ -91,8 +91,7 @@ def compared(name: str, config: dict[str, Any]) -> Iterator[tuple[str, int, int,
     for context in CONTEXTS:
         needed = own.geometry.bytes_kept(context)
         full = context * own.geometry.bytes_per_token + own.geometry.fixed_bytes_per_sequence
-        # several groups share a slab's room with other sequences: blocks, not slabs, are this one's
-        aside = sum(group.blocks(context, STEP_TOKENS) * group.block_bytes for group in pages.groups)
+        aside = pages.bytes_for(context)
         yield name, context, needed, aside, full, pages_unified.bytes_for(context)
 
 

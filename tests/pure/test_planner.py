@@ -101,9 +101,8 @@ def test_gemma_4_needs_3_28_gib_at_32k_and_charges_window_layers_no_more_than_wi
     made = plan(GEMMA_4_31B, context=32768, max_num_batched_tokens=2048)
     assert made.sequence_bytes[32768] == 10 * 8192 * 32768 + 50 * 16_384 * 1024
     assert round(made.sequence_bytes[32768] / GIB, 2) == 3.28
-    # full layers 2,048 blocks of 1.25 MiB, ten to a unit; windows reach (1,023 + 2,048 positions) over 193 blocks
-    units = 205 + 193
-    assert made.sequence_bytes_per_device[32768] == units * 12.5 * MIB
+    # full layers 2,048 blocks of 1.25 MiB; windows reach (1,023 + 2,048 positions) over 193 blocks of 12.5 MiB
+    assert made.sequence_bytes_per_device[32768] == (2048 * 1.25 + 193 * 12.5) * MIB
 
 
 def test_pages_of_one_size_for_layers_of_different_size_would_take_30_gib() -> None:

@@ -50,8 +50,7 @@ def test_the_layout_and_the_planner_charge_the_same_bytes(name: str) -> None:
             by_bytes = sorted((g.block_bytes, g.blocks_per_slab, g.block_tokens) for g in layout.groups)
             assert by_bytes == sorted((g.block_bytes, g.per_unit, g.block_tokens) for g in paging.groups)
             for tokens in LENGTHS:
-                charged = sum(g.blocks(tokens, step) * g.block_bytes for g in paging.groups)
-                assert layout.bytes_for(tokens, step) == charged, (block_tokens, step, tokens)
+                assert layout.bytes_for(tokens, step) == paging.bytes_for(tokens), (block_tokens, step, tokens)
                 assert layout.slabs_for(tokens, step) == paging.units_for(tokens)
 
 
@@ -62,6 +61,8 @@ def test_a_pool_holds_the_longest_sequence_that_the_plan_says(name: str) -> None
     assert made.capacity is not None
     layout, _ = both(geometry_from_config(config, BF16), 16, 512, 2**33 // 64)
     assert made.capacity.block_bytes == layout.slab_bytes
+    for context, charged in made.sequence_bytes_per_device.items():
+        assert charged == layout.bytes_for(context, 512)
     assert made.capacity.largest_context == layout.most_tokens(2**33 // layout.slab_bytes, 512)
 
 
@@ -76,7 +77,7 @@ def test_what_is_not_served_is_refused_by_its_kind_and_planned_all_the_same() ->
 def test_a_quantised_type_is_charged_alike_where_it_is_kept() -> None:
     for name in ("meta-llama/Meta-Llama-3.1-8B", "google/gemma-3-12b-it"):
         layout, paging = both(geometry_from_config(PUBLISHED[name], FP8), 16, 512)
-        assert layout.bytes_for(5000, 512) == sum(g.blocks(5000, 512) * g.block_bytes for g in paging.groups)
+        assert layout.bytes_for(5000, 512) == paging.bytes_for(5000)
 
 
 def test_a_window_with_sinks_is_kept_whole_by_both_and_that_is_said() -> None:

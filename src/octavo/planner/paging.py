@@ -91,7 +91,8 @@ class Paging:
         return sum(-(-sequences * g.blocks(tokens, self.step_tokens) // g.per_unit) for g in self.groups)
 
     def bytes_for(self, tokens: int, sequences: int = 1) -> int:
-        return self.units_for(tokens, sequences) * self.unit_bytes
+        """Bytes of their blocks. What a unit has room for beside them is other sequences'."""
+        return sequences * sum(g.blocks(tokens, self.step_tokens) * g.block_bytes for g in self.groups)
 
     def share(self, tokens: int) -> Fraction:
         """Units that one sequence among many takes, groups sharing out their units evenly."""
