@@ -170,9 +170,9 @@ def test_weights_already_loaded_are_not_taken_off_twice() -> None:
 
 
 def test_components_that_can_be_planned_but_not_served_are_refused_by_name() -> None:
-    latent = (Component("latent", (512,), BF16), Component("rope_k", (64,), BF16), Component("index_k", (128,), BF16))
-    with pytest.raises(ConfigError, match=r"layer 0 keeps .*latent \+ rope_k \+ index_k.*not served yet"):
-        decided(geometry=replace(llama(), layers=(Growing(latent),)))
+    indexed = (Component("k", (4, 64), BF16), Component("v", (4, 64), BF16), Component("index_k", (128,), BF16))
+    with pytest.raises(ConfigError, match=r"layer 0 keeps .*k \+ v \+ index_k.*not served yet"):
+        decided(geometry=replace(llama(), layers=(Growing(indexed),)))
 
 
 def test_compressed_state_that_can_be_planned_but_not_served_is_refused_by_name() -> None:
@@ -245,12 +245,11 @@ def test_a_model_without_windows_has_none_to_leave_out() -> None:
         served_geometry(config, {"model_type": "llama"}, BF16)
 
 
-def test_quantised_latents_are_refused_by_name() -> None:
+def test_latents_are_served_in_eight_bits_too() -> None:
     latent = {"model_type": "deepseek_v3", "num_hidden_layers": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 8}
     config = Config.from_kwargs(kv_cache_dtype="fp8")
-    with pytest.raises(ConfigError, match="in the model's own type only") as caught:
-        decide(config, served_geometry(config, latent, BF16), CPU)
-    assert caught.value.field == "kv_cache_dtype"
+    layout = decide(config, served_geometry(config, latent, BF16), CPU).layout
+    assert layout.groups[0].block_bytes == 2 * 16 * (32 + 4 + 8 + 4)
 
 
 def test_the_start_table_lets_one_figure_be_derived_from_another() -> None:
