@@ -8,7 +8,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16, FP32, INT4
-from octavo.geometry.state import Component, Growing
+from octavo.geometry.state import Component, Constant, Growing
 from octavo.memory.groups import StateGroup, served_groups
 from octavo.memory.layout import make_layout
 from octavo.runtime.arena import Arena
@@ -65,6 +65,48 @@ def test_clearing_a_block_touches_nothing_else(order, first):
     assert (kept != 0).all()
     inside.copy_(before[start : start + size])
     assert torch.equal(arena.bytes, before)
+
+
+def state_space(inner=8, groups=2, states=4):
+    """As geometry divides Mamba 2: a convolution in two components, and a recurrence in another type."""
+    return Constant(
+        (
+            Component("conv", (inner, 3), BF16),
+            Component("conv_groups", (groups, 2 * states, 3), BF16),
+            Component("recurrent", (2, inner // 2, states), FP32),
+        )
+    )
+
+
+def test_states_lie_where_the_layout_says_and_a_divided_convolution_is_one():
+    layout = make_layout(served_groups([state_space(), Growing(kv(2, 40)), state_space()]), 4, "tokens_heads")
+    group = layout.groups[0]
+    assert (group.name, group.block_tokens) == ("constant", 0)
+    assert group.block_bytes == 2 * state_space().bytes_per_sequence
+    arena = Arena(layout, 6)
+    for slot in (0, 3):
+        unit = int(arena.units(0, np.asarray([slot], np.int32))[0])
+        for layer in (0, 2):
+            (conv,), (recurrent,) = arena.slots(layer).convolutions, arena.slots(layer).recurrences
+            assert (conv.shape[1:], conv.dtype) == ((8 + 2 * 2 * 4, 3), torch.bfloat16)
+            assert (recurrent.shape[1:], recurrent.dtype) == ((2, 4, 4), torch.float32)
+            conv[unit], recurrent[unit] = 1.0, 2.0
+            start = layout.address(0, slot) + group.fields[0 if layer == 0 else 3].offset_bytes
+            assert conv[unit].data_ptr() - arena.bytes.data_ptr() == start
+            assert recurrent[unit].data_ptr() == conv[unit].data_ptr() + conv[unit].nbytes
+        start = layout.address(0, slot)
+        assert arena.bytes[start : start + group.block_bytes].view(torch.int16).ne(0).sum() > group.block_bytes // 3
+    assert int(arena.bytes.ne(0).sum()) <= 2 * group.block_bytes
+
+
+def test_copies_read_every_block_before_they_write_any():
+    layout = make_layout(served_groups([state_space()]), 4, "tokens_heads")
+    arena = Arena(layout, 5)
+    recurrent = arena.slots(0).recurrences[0]
+    for slot in range(5):
+        recurrent[slot] = float(slot)
+    arena.copy(0, np.asarray([0, 1, 2], np.int32), np.asarray([1, 2, 0], np.int32))
+    assert recurrent[:, 0, 0, 0].tolist() == [2, 0, 1, 3, 4]
 
 
 def test_one_block_a_slab_needs_no_translation():

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from octavo.errors import InvariantViolation
 from octavo.geometry.dtypes import FP32
-from octavo.geometry.state import Component, Growing
+from octavo.geometry.state import Component, Constant, Growing
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import make_layout
 from octavo.runtime.arena import Arena
 from octavo.runtime.step_tensors import StepTensors
-from octavo.scheduling.plan import PENDING, Admission, NewBlocks, StepPlan
+from octavo.scheduling.plan import PENDING, Admission, BlockCopies, NewBlocks, StepPlan
 from octavo.scheduling.request import Request, SamplingParams
 
 BLOCK = 4
@@ -101,3 +103,77 @@ def test_a_row_that_changes_hands_starts_from_nothing(tensors):
 def test_an_empty_chunk_is_a_broken_plan(tensors):
     with pytest.raises(InvariantViolation, match="0 tokens"):
         tensors.build(plan([(0, 0, 0)], [], []))
+
+
+# -- constant state --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hybrid():
+    """Group 0 keeps constant state, group 1 all positions; a slab holds one block of each."""
+    states = (
+        Constant((Component("conv", (2, 3), FP32), Component("recurrent", (4,), FP32))),
+        Growing((Component("k", (1, 2), FP32), Component("v", (1, 2), FP32))),
+    )
+    return StepTensors(Arena(make_layout(served_groups(states), BLOCK, "tokens_heads"), 64), 6)
+
+
+def with_states(chunks, tokens, new, **more):
+    """`plan` with blocks of both groups: `new` has (group, row, index, slot)."""
+    made = plan(chunks, tokens)
+    by_group = [[entry[1:] for entry in new if entry[0] == group] for group in (0, 1)]
+    blocks = tuple(
+        NewBlocks(group, *np.asarray(entries, np.int32).reshape(-1, 3).T) for group, entries in enumerate(by_group)
+    )
+    return replace(made, new_blocks=blocks, **more)
+
+
+def test_chunks_are_sorted_into_those_that_go_on_and_those_that_start(hybrid):
+    new = [(0, row, 0, 10 + row) for row in range(5)] + [(1, row, 0, row) for row in range(5)]
+    made = hybrid.build(with_states([(0, 0, 3), (1, 2, 1), (2, 0, 1), (3, 6, 1), (4, 2, 2)], [1] * 8, new))
+    states = made.states
+    assert made.positions.tolist() == [[6, 2, 0, 0, 1, 2, 2, 3]]
+    assert (states.decodes, states.offsets) == (2, (0, 1, 2, 3, 6, 8))
+    assert states.starting == (False, False, True, True, False)
+    assert states.units.tolist() == hybrid._arena.units(0, np.asarray([13, 11, 12, 10, 14], np.int32)).tolist()
+    assert [(part.first, part.last, part.stacked, part.starts) for part in states.parts] == [
+        (0, 2, True, False), (2, 3, False, True), (3, 6, False, True), (6, 8, False, False),
+    ]  # fmt: skip
+
+
+def test_a_model_without_constant_state_has_none(tensors):
+    assert tensors.build(plan([(0, 0, 1)], [1], [(0, 0, 1)])).states is None
+
+
+def test_the_state_of_a_chunk_at_position_zero_is_zeroed_and_of_no_other(hybrid):
+    arena = hybrid._arena
+    arena.bytes.fill_(0xFF)
+    new = [(0, 0, 0, 3), (0, 1, 0, 4), (1, 0, 0, 0), (1, 1, 0, 1)]
+    hybrid.build(with_states([(0, 0, 2), (1, 2, 1)], [1] * 3, new))
+    slots = arena.slots(0)
+    zeroed, kept = arena.units(0, np.asarray([3, 4], np.int32)).tolist()
+    for view in (*slots.convolutions, *slots.recurrences):
+        assert not view[zeroed].any()
+        assert view[kept].isnan().all()
+
+
+def test_what_a_plan_copies_first_is_there_when_the_chunk_runs(hybrid):
+    arena = hybrid._arena
+    source, target = arena.units(0, np.asarray([9, 3], np.int32)).tolist()
+    arena.slots(0).recurrences[0][source] = 5.0
+    copies = (BlockCopies(0, np.asarray([9], np.int32), np.asarray([3], np.int32)),)
+    hybrid.build(with_states([(0, 2, 2)], [1] * 2, [(0, 0, 0, 3), (1, 0, 0, 0)], copies_before=copies))
+    assert (arena.slots(0).recurrences[0][target] == 5.0).all()
+
+
+def test_a_block_that_begins_as_a_copy_shows_nothing_past_what_was_meant(hybrid):
+    """Copied whole, and then made safe: another sequence may have gone on in it, and failed."""
+    arena = hybrid._arena
+    source, target = arena.units(1, np.asarray([9, 4], np.int32)).tolist()
+    arena.view(1, "v")[source] = float("nan")
+    arena.view(1, "v")[source][:2] = 7.0
+    copies = (BlockCopies(1, np.asarray([9], np.int32), np.asarray([4], np.int32)),)
+    hybrid.build(with_states([(0, 2, 1)], [1], [(0, 0, 0, 3), (1, 0, 0, 4)], copies_before=copies))
+    v = arena.view(1, "v")[target]
+    assert (v[:2] == 7.0).all()
+    assert not v[2:].any()
