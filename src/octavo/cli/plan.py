@@ -18,12 +18,14 @@ from octavo.errors import ConfigError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.planner.asked import Asked
+    from octavo.planner.source import Source
     from octavo.planner.values import Plan
 
 Models = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="MODEL", help="config.json, a model's directory, or a hub id; none with --layers and its kin"
+        metavar="MODEL",
+        help="config.json, a model's directory, a .gguf file, or a hub id; none with --layers and its kin",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object; of several models one a line")]
@@ -81,14 +83,14 @@ def plan(  # noqa: PLR0913 - one for each flag
         _print_one(_planned(model, checked), as_json=as_json, html=html)
 
 
-def _planned(model: str | None, asked: Asked) -> Plan:
+def _planned(model: str | Source | None, asked: Asked) -> Plan:
     from octavo.planner.build import plan_for
 
     return plan_for(model, asked)
 
 
-def _located(model: str, revision: str | None) -> str:
-    """A local path as it is; what a hub id stands for is fetched, its config alone."""
+def _located(model: str, revision: str | None) -> str | Source:
+    """A local path as it is, of a GGUF file what its header says; what a hub id stands for is fetched, its config."""
     from octavo.planner.source import CONFIG
 
     if Path(model).expanduser().exists() or model.count("/") != 1 or model.endswith((".json", ".gguf", ".safetensors")):
@@ -96,6 +98,11 @@ def _located(model: str, revision: str | None) -> str:
             raise ConfigError(
                 "revision", revision, f"{model} is a local file, where there are no revisions; leave it out"
             )
+        file = Path(model).expanduser()
+        if file.suffix == ".gguf" and file.is_file():
+            from octavo.cli.plan_gguf import source_of_gguf
+
+            return source_of_gguf(file)
         return model
     from octavo.models import hub
 
@@ -155,7 +162,7 @@ def _print_devices(asked: Asked, *, as_json: bool) -> None:
         write_line(line)
 
 
-def _print_comparison(model: str | None, asked: Asked, names: str, *, as_json: bool) -> None:
+def _print_comparison(model: str | Source | None, asked: Asked, names: str, *, as_json: bool) -> None:
     from octavo.planner.build import plan_for
     from octavo.planner.compare import compared, comparison_table
     from octavo.planner.json_form import as_json as json_form
@@ -168,7 +175,7 @@ def _print_comparison(model: str | None, asked: Asked, names: str, *, as_json: b
         write_line(line)
 
 
-def _print_against(model: str | None, asked: Asked, log: str, *, as_json: bool) -> None:
+def _print_against(model: str | Source | None, asked: Asked, log: str, *, as_json: bool) -> None:
     from octavo.planner.against import explain, explanation_lines
 
     found = explain(model, asked, log)

@@ -159,7 +159,7 @@ def weights_from_tensors(tensors: Iterable[TensorEntry], config: Mapping[str, An
         elements = prod(tensor.shape)
         total, size = total + elements, size + tensor.bytes
         by_type[tensor.dtype] = by_type.get(tensor.dtype, 0) + tensor.bytes
-        if ".experts." in tensor.name and "shared" not in tensor.name:
+        if (".experts." in tensor.name and "shared" not in tensor.name) or "_exps." in tensor.name:
             routed += elements
         if len(tensor.shape) < 2:
             replicated += tensor.bytes

@@ -6,9 +6,8 @@ rounding, windows charged at full length, state counted in blocks. What is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from octavo.planner.asked import Asked
@@ -19,6 +18,7 @@ from octavo.planner.largest_step import first_rank_samples
 from octavo.planner.logs import Printed, read_log
 from octavo.planner.paging import Paging
 from octavo.planner.pools import CellPool, TokenPool
+from octavo.planner.source import Model
 from octavo.planner.wording import size
 
 _FROM_LOG = ("context", "tp", "pp", "max_num_batched_tokens", "max_num_seqs")
@@ -46,7 +46,7 @@ class Step:
         return 0.0 if abs(apart) <= self.slack else apart / self.printed
 
 
-def explain(model: str | Path | Mapping[str, Any] | None, asked: Asked, log: str) -> dict[str, Any]:
+def explain(model: Model, asked: Asked, log: str) -> dict[str, Any]:
     """The explanation as plain values. The command line's options go before what the log says."""
     printed = read_log(log)
     ground = ground_of(model, _with_log(asked, printed))

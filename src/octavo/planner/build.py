@@ -6,9 +6,7 @@ fits, what limits, what could be changed. Every figure comes from the modules it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from octavo.geometry.dtypes import BF16
@@ -25,7 +23,7 @@ from octavo.planner.engines import Engine, as_kept_by, engine_named, kv_dtype_na
 from octavo.planner.ledger import Line, StepLimits
 from octavo.planner.levers import Scene, levers_of
 from octavo.planner.roofline import Bounds, Machine, limits_of, roofline
-from octavo.planner.source import Source, own_dtype, says_recurrent_dtype, source_of
+from octavo.planner.source import Model, Source, own_dtype, says_recurrent_dtype, source_of
 from octavo.planner.summary import notes_of, state_summary, warnings_of
 from octavo.planner.values import Budget, Plan, Weights
 from octavo.planner.weights import weights_of
@@ -37,11 +35,11 @@ CONTEXTS = (1024, 8192, 32768)
 CURVE_POINTS = 32
 
 
-def plan(model: str | Path | Mapping[str, Any] | None = None, **options: Any) -> Plan:
+def plan(model: Model = None, **options: Any) -> Plan:
     """How much attention state `model` keeps, and what fits where.
 
-    `model` is a `config.json`, a model's directory, or the parsed config; without one, `layers`,
-    `kv_heads` and `head_dim` describe it. `options` are those of `octavo plan` with underscores, sizes as
+    `model` is a `config.json`, a model's directory, or the parsed config; without one, `layers`, `kv_heads`
+    and `head_dim` describe it. `options` are those of `octavo plan` with underscores, sizes as
     numbers of bytes or texts such as `80GiB`: see `octavo.planner.asked.Asked`. Raises `ConfigError`.
     """
     return plan_for(model, Asked.of(**options))
@@ -89,7 +87,7 @@ class Ground:
         return step_limits(seqs=self.seqs, step_tokens=self.step_tokens, length=self.context, block_tokens=1, blocks=0)
 
 
-def ground_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Ground:
+def ground_of(model: Model, asked: Asked) -> Ground:
     source = source_of(model, asked)
     engine = engine_named(asked.engine)
     accelerator = None
@@ -159,7 +157,7 @@ def _fullest(geometry: ModelGeometry, asked: Asked, context: int) -> ModelGeomet
     return max(stages, key=lambda stage: stage.bytes_kept(context))
 
 
-def plan_for(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Plan:
+def plan_for(model: Model, asked: Asked) -> Plan:
     """The same as `plan`, from options that are checked already."""
     ground = ground_of(model, asked)
     paging = paging_for(ground.engine, ground.device, ground.charge)

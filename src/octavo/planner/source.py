@@ -20,7 +20,20 @@ from octavo.planner.asked import MANUAL, Asked
 CONFIG = "config.json"
 _RECURRENT_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 _LARGEST = 64 * 2**20
-_OTHER_KINDS = {".gguf": "a GGUF file, which has no config.json", ".safetensors": "a file of weights"}
+_OTHER_KINDS = {
+    ".gguf": "a GGUF file, which has no config.json and is read by `octavo plan FILE`",
+    ".safetensors": "a file of weights",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor as a header describes it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +43,15 @@ class Source:
     name: str
     config: Mapping[str, Any]
     directory: Path | None = None
+    tensors: tuple[Tensor, ...] = ()
+    """Of a file whose header was read already."""
 
 
-def source_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Source:
+Model = str | Path | Mapping[str, Any] | Source | None
+"""What a plan may be asked for; None: by hand."""
+
+
+def source_of(model: Model, asked: Asked) -> Source:
     """The config to plan for. Raises `ConfigError` with the remedy where there is none."""
     if model is None:
         if not asked.manual:
@@ -45,6 +64,8 @@ def source_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Sou
         raise ConfigError(
             given, getattr(asked, given), "belongs to the manual form; leave it out, or leave the model out"
         )
+    if isinstance(model, Source):
+        return model
     if isinstance(model, Mapping):
         return Source(str(model.get("_name_or_path") or model.get("model_type") or "config"), model)
     path = Path(model).expanduser()
@@ -52,14 +73,14 @@ def source_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Sou
     try:
         is_directory = path.is_dir()
         file = path / CONFIG if is_directory else path
-        if file.suffix in _OTHER_KINDS:
-            raise ConfigError(
-                "model", name, f"is {_OTHER_KINDS[file.suffix]}; give the model's config.json or its directory"
-            )
         if not file.exists():
             what = f"has no {CONFIG}" if is_directory else "no such file or directory"
             raise ConfigError(
                 "model", name, f"{what}; give a config.json, a model's directory, or --layers and its kin"
+            )
+        if file.suffix in _OTHER_KINDS:
+            raise ConfigError(
+                "model", name, f"is {_OTHER_KINDS[file.suffix]}; give the model's config.json or its directory"
             )
         if file.stat().st_size > _LARGEST:
             raise ConfigError("model", name, f"is {file.stat().st_size:,} bytes, which no config.json is")

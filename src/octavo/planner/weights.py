@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,11 @@ from octavo.geometry.weights import (
 )
 from octavo.planner.asked import Asked
 from octavo.planner.engines import Engine, padded_experts
-from octavo.planner.source import Source
+from octavo.planner.source import Source, Tensor
 from octavo.planner.values import Weights
 
 INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 256 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor as a header describes it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
 
 
 def weights_of(source: Source, asked: Asked, engine: Engine, geometry: ModelGeometry) -> Weights:
@@ -87,7 +77,12 @@ def _counted(source: Source, asked: Asked, geometry: ModelGeometry) -> tuple[Cou
     """What is known of the whole model's weights, or why nothing is."""
     if asked.manual:
         return None, "not known of a model given by hand; give --weights-bytes"
-    if source.directory is not None:
+    if source.tensors:
+        require_agreement(geometry, _shapes(source.tensors))
+        require_layers(geometry, _shapes(source.tensors))
+        if asked.dtype is None:
+            return weights_from_tensors(source.tensors, source.config), ""
+    elif source.directory is not None:
         found = _from_files(source.directory, source, geometry)
         if found is not None and asked.dtype is None:
             return found, ""
