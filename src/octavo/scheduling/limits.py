@@ -106,11 +106,13 @@ def _too_long(field: str, request: Request, total: int, limits: Limits, cache: K
 
 def _never_fits(field: str, cache: KVCache, positions: int, what: str) -> CapacityError:
     need, have = _slabs_at_least(cache, positions), cache.pool.slabs
-    tokens, pool = cache.layout.groups[0].block_tokens, cache.max_tokens_per_sequence()
+    groups, pool = cache.layout.groups, cache.max_tokens_per_sequence()
+    one = len(groups) == 1 and groups[0].block_tokens
+    unit = f"blocks of {one} tokens" if one else f"slabs of {cache.layout.slab_bytes:,} B"
     return CapacityError(
         field,
         what,
-        f"needs {need} blocks of {tokens} tokens, the whole pool has {have} ({pool} tokens): it can never fit; "
+        f"needs {need} {unit}, the whole pool has {have} ({pool} tokens): it can never fit; "
         "shorten the prompt, ask for fewer tokens, or start with a larger KV cache",
     )
 
