@@ -59,7 +59,7 @@ def main() -> None:
         made = plan(model, device="h100-sxm", context=16384, lengths=LENGTHS, price=2.5)
         written = Path(folder) / "plan.html"
         written.write_text(page(made), "utf-8")
-        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,3620")
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=900,1500")
         command = [browser, *flags, f"--screenshot={PICTURE}", written.as_uri()]
         subprocess.run(command, check=True, capture_output=True)
 

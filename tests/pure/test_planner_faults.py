@@ -19,6 +19,7 @@ from octavo.planner.asked import Asked
 from octavo.planner.build import ground_of, plan
 from octavo.planner.charging import paging_for
 from octavo.planner.json_form import as_json
+from octavo.planner.report import report
 from octavo.planner.values import Capacity
 
 SHAPES = {"uniform": LLAMA_8B, "windows": GPT_OSS, "two sizes": GEMMA_4_31B, "hybrid": QWEN_35_27B}
@@ -183,3 +184,14 @@ def test_a_file_of_weights_is_no_config_and_the_remedy_is_said(tmp_path: Path, n
     (tmp_path / name).write_bytes(b"\0" * 64)
     with pytest.raises(ConfigError, match=r"config.json or its directory"):
         plan(tmp_path / name)
+
+
+def test_what_does_not_fit_once_is_never_printed_as_one() -> None:
+    """A hybrid's state and 16,384 blocks of keys and values take 113.2 of 113 slabs: 0.99, not 1.00."""
+    made = plan(QWEN_35_27B, context=262_144, kv_cache_memory_bytes=113 * 153_944_064)
+    assert made.capacity is not None
+    assert made.capacity.sequences[262_144] == 0
+    assert 0.995 < made.capacity.concurrency[262_144] < 1
+    shown = [line for line in report(made) if "262,144 tokens " in line and "at once" in line]
+    assert [line.rsplit("(", 1)[1] for line in shown] == ["0.99)"]
+    assert as_json(made)["capacity"]["concurrency"]["262144"] < 1

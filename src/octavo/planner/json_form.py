@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import floor
 from typing import Any
 
 from octavo.planner.accelerators import Accelerator
@@ -107,7 +108,7 @@ def _capacity(capacity: Capacity, replicas: int) -> dict[str, Any]:
         "tokens": capacity.tokens,
         "tokens_context": capacity.tokens_context,
         "sequences": _by_context(capacity.sequences),
-        "concurrency": {str(n): round(value, 4) for n, value in capacity.concurrency.items()},
+        "concurrency": {str(n): floor(1e4 * value) / 1e4 for n, value in capacity.concurrency.items()},
         "blocks_per_sequence": _by_context(capacity.blocks_per_sequence),
         "largest_context": capacity.largest_context,
         "needed_context": capacity.needed_context,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import floor
 from textwrap import wrap
 
 from octavo.planner.values import Holding, Plan, StateGroup
@@ -145,7 +146,8 @@ def _capacity(plan: Plan) -> Iterator[str]:
     yield f"CAPACITY  {found.tokens:,} tokens{of_length}: {found.blocks:,} {unit} of {size(found.block_bytes)}{per}"
     for context, count in found.sequences.items():
         copies = f", {count * plan.dp:,} in all {plan.dp} replicas" if plan.dp > 1 else ""
-        exactly = f"{found.concurrency[context]:.2f}{copies}"
+        # never rounded up: 0.998 is not 1.00
+        exactly = f"{floor(100 * found.concurrency[context]) / 100:.2f}{copies}"
         yield f"{_INDENT}{context:>11,} tokens  {count:>8,} sequences at once ({exactly})"
     made_for = f" (the model was made for {plan.context_length:,})" if plan.context_length else ""
     longest = "any length" if found.largest_context >= 2**40 else f"{found.largest_context:,} tokens"
