@@ -46,7 +46,7 @@ from octavo.scheduling.scheduler import Scheduler
 DEFAULT_TEXT = Path("shared/data/text/shakespeare.txt.gz")
 CHARACTERS = 8
 """Of text for each token wanted: more than any tokenizer takes."""
-FILL = 128
+FILL = 32
 """Positions of each sequence with which the pool is filled."""
 
 
@@ -211,7 +211,7 @@ def measured(
     *_, seconds = bench.run(roomy, [(prompt, options.scored) for prompt in prompts], scripted)
     wide = bench.deployment(kind, options.prompt + options.greedy, max_kv_tokens=count * (length + 16), **steps)
     greedy, *_ = bench.run(wide, [(prompt, options.greedy) for prompt in prompts])
-    tight = bench.deployment(kind, FILL, kv_cache_memory_bytes=options.kv_bytes, max_num_batched_tokens=1024)
+    tight = bench.deployment(kind, FILL + 1, kv_cache_memory_bytes=options.kv_bytes, max_num_batched_tokens=1024)
     _, held, _ = bench.run(tight, [(texts[i % count][: FILL - 1], 2) for i in range(tight.kv_tokens // FILL + 4)])
     mean = sum(scripted.logprobs.values()) / len(scripted.logprobs)
     row = {

@@ -86,14 +86,15 @@ def test_every_eight_bit_float_is_read_as_torch_reads_it():
     assert torch.equal(read[finite], codes.float()[finite])
 
 
-def layout(kind, block_tokens=4, heads=2, dim=6):
+def layout(kind, block_tokens=4, heads=2, dim=6, order="tokens_heads"):
     components = (Component("k", (heads, dim), kind), Component("v", (heads, dim + 2), kind))
-    return make_layout(served_groups([Growing(components)] * 3), block_tokens, "tokens_heads")
+    return make_layout(served_groups([Growing(components)] * 3), block_tokens, order)
 
 
+@pytest.mark.parametrize("order", ["tokens_heads", "heads_tokens"])
 @pytest.mark.parametrize("kind", [INT8, FP8], ids=str)
-def test_values_and_scales_fill_a_block_to_its_last_byte_and_never_overlap(kind):
-    made = layout(kind)
+def test_values_and_scales_fill_a_block_to_its_last_byte_and_never_overlap(kind, order):
+    made = layout(kind, order=order)
     group = made.groups[0]
     token_bytes = 3 * 2 * ((6 + 4) + (8 + 4))
     assert group.block_bytes == 4 * token_bytes
@@ -115,16 +116,18 @@ def test_values_and_scales_fill_a_block_to_its_last_byte_and_never_overlap(kind)
     assert counts.sum() == group.block_bytes
 
 
+@pytest.mark.parametrize("order", ["tokens_heads", "heads_tokens"])
 @pytest.mark.parametrize("first", [0, 1, 3])
-def test_clearing_positions_clears_their_scales_and_no_others(first):
-    arena = Arena(layout(INT8), 3)
+def test_clearing_positions_clears_their_scales_and_no_others(first, order):
+    arena = Arena(layout(INT8, order=order), 3)
     arena.bytes.fill_(0xFF)
     arena.clear(0, 1, first)
     for layer in range(3):
         pages = arena.pages(layer)
         for part in (pages.k, pages.k_scales, pages.v, pages.v_scales):
-            assert (part[1, first:] == 0).all()
-            assert (part[1, :first] != 0).all()
+            block = part[1] if order == "tokens_heads" else part[1].transpose(0, 1)
+            assert (block[first:] == 0).all()
+            assert (block[:first] != 0).all()
             assert (part[0] != 0).all()
     cleared = 3 * 2 * (6 + 4 + 8 + 4) * (4 - first)
     assert int((arena.bytes == 0).sum()) == cleared
