@@ -192,6 +192,6 @@ def test_what_does_not_fit_once_is_never_printed_as_one() -> None:
     assert made.capacity is not None
     assert made.capacity.sequences[262_144] == 0
     assert 0.995 < made.capacity.concurrency[262_144] < 1
-    shown = [line for line in report(made) if "262,144 tokens " in line and "at once" in line]
+    shown = [line for line in report(made) if "262,144 tokens " in line and "at once (" in line]
     assert [line.rsplit("(", 1)[1] for line in shown] == ["0.99)"]
     assert as_json(made)["capacity"]["concurrency"]["262144"] < 1
