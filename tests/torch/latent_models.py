@@ -15,7 +15,7 @@ from octavo.memory.cache import KVCache
 from octavo.policy.bundle import Policies
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore
-from octavo.scheduling.events import Finished, Preempted, StepTokens
+from octavo.scheduling.events import Finished, StepTokens
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.request import Request, SamplingParams
 from octavo.scheduling.scheduler import Scheduler
@@ -129,10 +129,6 @@ class Ran:
     cache: KVCache
     executor: object
     most_bytes: int
-
-    @property
-    def preemptions(self):
-        return sum(isinstance(event, Preempted) for event in self.events)
 
 
 def run_engine(

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from hard_run import hard_run
 from latent_models import (
     ELEMENTS,
     INDEX,
@@ -18,11 +19,12 @@ from latent_models import (
     latent_config,
     run_engine,
 )
-from tiny import tiny_prompts
+from test_quantised_engine import NOISE, QuantisedBench
+from tiny import Bench, tiny_prompts
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from octavo.errors import ModelError
-from octavo.geometry.dtypes import BF16, FP32
+from octavo.geometry.dtypes import BF16, FP8, FP32
 from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.state import Growing
 from octavo.memory.check import is_empty
@@ -70,11 +72,13 @@ def test_ragged_chunks_with_a_pause_give_the_tokens_of_generate(bench):
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_engine_under_pressure_gives_the_tokens_of_generate_and_gives_everything_back(bench, depth):
+    """Free memory is overwritten before every step, and what each sequence holds is weighed."""
     prompts = tiny_prompts()
-    ran = run_engine(bench, prompts, WANTED, n_slabs=22, depth=depth)
-    assert ran.preemptions > 0
-    bench.compare(prompts, ran.outputs)
-    assert is_empty(ran.cache)
+    outcome = hard_run(bench, prompts, WANTED, depth=depth)
+    assert outcome.preemptions > 0
+    assert outcome.weighed > len(prompts)
+    bench.compare(prompts, outcome.tokens)
+    assert outcome.empty
 
 
 def test_the_bytes_kept_are_what_geometry_says(bench):
@@ -129,6 +133,29 @@ def test_a_sequence_that_is_given_up_leaves_its_neighbours_their_tokens(v3):
     others = [i for i in range(len(prompts)) if i != 2]
     v3.compare([prompts[i] for i in others], [ran.outputs[i] for i in others])
     assert is_empty(ran.cache)
+
+
+class Rounding(QuantisedBench):
+    """A model with latents in float64, what it keeps in eight bits."""
+
+    def __init__(self, name, kind):
+        Bench.__init__(self, latent_config(name), dtype=torch.float64)
+        for model in (self.reference, self.served):
+            model.set_experts_implementation("eager")
+        self.reference.set_attn_implementation("sdpa")  # the plain one has a softmax in float32
+        self.kind, self.skipped = kind, ()
+
+
+def test_latents_in_eight_bits_equal_transformers_with_a_cache_that_rounds():
+    rounding = Rounding("deepseek_v3", FP8)
+    prompts = tiny_prompts()
+    outputs, seen, _ = rounding.trial(prompts, pause=2)
+    worst = 0.0
+    for number, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True)):
+        expected = rounding.expected(prompt + tokens)
+        for place in range(len(prompt), len(prompt) + WANTED):
+            worst = max(worst, float((seen[number, place] - expected[place - 1]).abs().max()))
+    assert worst < NOISE
 
 
 @pytest.mark.parametrize("absorbed", [True, False])

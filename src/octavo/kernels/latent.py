@@ -360,7 +360,9 @@ def _mixed(
     """
     latent, rope_k = kept
     scores = torch.bmm(q_latent, latent.transpose(1, 2))
-    scores = torch.baddbmm(scores, q_rope, rope_k.transpose(1, 2), beta=rule.scale, alpha=rule.scale).float()
+    scores = torch.baddbmm(scores, q_rope, rope_k.transpose(1, 2), beta=rule.scale, alpha=rule.scale)
+    if scores.dtype != torch.float64:
+        scores = scores.float()
     if mask is not None:
         scores.view(len(mask), -1, scores.shape[-1]).add_(mask)
     if rule.sinks is None:
