@@ -70,13 +70,6 @@ def plain(event: Event) -> object:
     if isinstance(event, StepTokens):
         pairs = event.pairs()
         return ("tokens", event.now, event.number, pairs, event.rows.tolist())
-            "tokens",
-            event.now,
-            event.number,
-            event.sequence_ids.tolist(),
-            event.tokens.tolist(),
-            event.rows.tolist(),
-        )
     return (type(event).__name__, asdict(event))
 
 

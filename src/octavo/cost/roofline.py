@@ -1,0 +1,206 @@
+"""Seconds of a step from a model's geometry and a device's peaks, without a measurement.
+
+One fused step reads the weights once and multiplies them with all its tokens, reads the state of every chunk, and
+meets queries with keys. Each part takes as long as the slower of its arithmetic and its reading, at stated shares of
+the device's peaks; tensor ranks exchange activations twice a layer. Owns the factors and where each is from; what is
+read and multiplied is the planner's `Machine` and the geometry's.
+
+    weights    max(2 x parameters x tokens / flops, weights read / bandwidth)
+    attention  by law (full, window, chunk): max(flops of query-key pairs, bytes of positions read and written)
+    exchange   2 a layer: 2 (r - 1) / r x tokens x hidden bytes / link, and a latency each
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from octavo.cost.step import Float64, StepShape
+from octavo.errors import ConfigError
+from octavo.geometry.model import ModelGeometry
+from octavo.geometry.state import Borrowed, Chunked, Constant, Growing, Part, Windowed, parts_of
+from octavo.memory.values import Int64
+from octavo.planner.roofline import Machine
+
+_TABLES = "kernel timings of vLLM 0.19 on RTX 4090 and RTX PRO 6000, Llama-3.1-8B and Qwen3-32B (LLMServingSim, MIT)"
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """Shares of a device's dense peaks that kernels reach, and what a step costs besides."""
+
+    weight_bandwidth: Factor = Factor(0.89, f"0.82 to 0.95 of peak at 1 to 16 tokens, matrices over 30 MB: {_TABLES}")
+    weight_flops: Factor = Factor(0.80, f"0.63 to 1.0 of peak at 1,024 and 2,048 tokens: {_TABLES}")
+    state_bandwidth: Factor = Factor(0.92, f"0.90 to 0.95 of peak in decode over 262,144 positions and more: {_TABLES}")
+    attention_flops: Factor = Factor(0.58, f"0.44 to 0.84 of peak in chunks of 1,024 and 2,048 tokens: {_TABLES}")
+    layer_s: Factor = Factor(15e-6, f"six small kernels of 2 to 4 us at few tokens: {_TABLES}")
+    link: Factor = Factor(0.75, "assumed: a ring all-reduce of megabytes on NVLink; not measured here")
+    exchange_s: Factor = Factor(8e-6, "assumed: latency of a small all-reduce within a node; not measured here")
+    host_s: Factor = Factor(
+        1e-3, "assumed: deciding, preparing and sampling a step; `octavo calibrate` is to measure it"
+    )
+    interval: tuple[float, float] = (0.8, 1.35)
+    """A step takes so many times its prediction, from and to: assumed from the spread of the shares above."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Law:
+    """Layers whose queries meet the same positions."""
+
+    kind: Literal["full", "window", "chunk", "constant"]
+    reach: int = 0
+    bytes_per_position: int = 0
+    """Of all those layers; for constant state of one sequence."""
+    flops_per_pair: int = 0
+    written_bytes: int = 0
+    """Of one position, in layers that keep their own."""
+
+    def read(self, starts: Int64, counts: Int64) -> Int64:
+        """Positions that each chunk reads."""
+        ends = starts + counts
+        if self.kind == "window":
+            within: Int64 = np.minimum(ends, self.reach + counts - 1)
+            return within
+        if self.kind == "chunk":
+            return ends - starts // self.reach * self.reach
+        return np.ones_like(ends) if self.kind == "constant" else ends
+
+    def pairs(self, starts: Int64, counts: Int64) -> Int64:
+        """Queries of each chunk times the positions that each meets."""
+        if self.kind == "constant":
+            return np.zeros_like(starts)
+        met: Int64 = self._met_before(starts + counts) - self._met_before(starts)
+        return met
+
+    def _met_before(self, positions: Int64) -> Int64:
+        """Positions met by all queries below each of `positions`."""
+        if self.kind == "full":
+            return positions * (positions + 1) // 2
+        if self.kind == "window":
+            rising = np.minimum(positions, self.reach)
+            met: Int64 = rising * (rising + 1) // 2 + (positions - rising) * self.reach
+            return met
+        whole, rest = positions // self.reach, positions % self.reach
+        return whole * (self.reach * (self.reach + 1) // 2) + rest * (rest + 1) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineCost:
+    machine: Machine
+    ranks: int = 1
+    """Tensor-parallel devices; the machine is one of them."""
+    factors: Factors = field(default_factory=Factors)
+    laws: tuple[_Law, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "laws", laws_of(self.machine.geometry))
+        if self.ranks > 1 and self.machine.accelerator.device_link_bytes_per_s is None:
+            raise ConfigError(
+                "device", self.machine.accelerator.name, "has no link between devices in the table: use tp=1, or a "
+                "device file with gpu_link_gbs_one_way"
+            )  # fmt: skip
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.factors.interval
+
+    def host_seconds(self, shape: StepShape) -> float:
+        return self.factors.host_s.value
+
+    def step_seconds(self, shape: StepShape) -> float:
+        fixed = self._fixed_s(shape)
+        starts, counts = shape.starts, shape.counts
+        sums = [(law, int(law.read(starts, counts).sum()), int(law.pairs(starts, counts).sum())) for law in self.laws]
+        seconds = np.array([fixed])
+        for law, read, pairs in sums:
+            seconds = seconds + self._attention_s(law, np.array([read]), np.array([pairs]), shape)
+        return float(seconds[0])
+
+    def run_seconds(self, shape: StepShape, steps: int) -> Float64:
+        seconds = np.full(steps, self._fixed_s(shape))
+        later = np.arange(steps, dtype=np.int64)
+        one = np.ones((1, 1), dtype=np.int64)
+        for law in self.laws:
+            if law.kind == "full":
+                read = shape.context_tokens + later * shape.chunks
+            else:
+                read = law.read(shape.starts[None, :] + later[:, None], one).sum(axis=1)
+            pairs = np.zeros_like(read) if law.kind == "constant" else read
+            seconds = seconds + self._attention_s(law, read, pairs, shape)
+        return seconds
+
+    def _fixed_s(self, shape: StepShape) -> float:
+        """Weights, small kernels and exchange: what does not depend on contexts."""
+        machine, factors = self.machine, self.factors
+        device = machine.accelerator
+        flops = 2 * machine.active_parameters * shape.tokens
+        arithmetic = flops / (device.flops(machine.weight_bits) * factors.weight_flops.value)
+        reading = machine.weights_read_bytes(shape.tokens)
+        weights = max(arithmetic, reading / (device.bandwidth_bytes_per_s * factors.weight_bandwidth.value))
+        layers = machine.geometry.num_layers
+        return weights + layers * factors.layer_s.value + self._exchange_s(shape.tokens, layers)
+
+    def _exchange_s(self, tokens: int, layers: int) -> float:
+        link = self.machine.accelerator.device_link_bytes_per_s
+        if self.ranks == 1 or link is None:
+            return 0.0
+        moved = 2 * (self.ranks - 1) / self.ranks * tokens * self.machine.geometry.hidden_size * 2
+        return 2 * layers * (moved / (link * self.factors.link.value) + self.factors.exchange_s.value)
+
+    def _attention_s(self, law: _Law, read: Int64, pairs: Int64, shape: StepShape) -> Float64:
+        device, factors = self.machine.accelerator, self.factors
+        touched = read * law.bytes_per_position + shape.tokens * law.written_bytes
+        reading = touched / np.float64(device.bandwidth_bytes_per_s * factors.state_bandwidth.value)
+        arithmetic = (pairs * law.flops_per_pair) / np.float64(device.flops(16) * factors.attention_flops.value)
+        longer: Float64 = np.maximum(reading, arithmetic)
+        return longer
+
+
+def laws_of(geometry: ModelGeometry) -> tuple[_Law, ...]:
+    """The layers' state by who reads what. Raises `ConfigError` for a kind whose time is not modelled."""
+    found: dict[tuple[str, int], _Law] = {}
+    for index, state in enumerate(geometry.layers):
+        borrowed = isinstance(state, Borrowed)
+        lender = geometry.layers[state.layer] if isinstance(state, Borrowed) else state
+        for part in parts_of(lender):
+            if not part.bytes_kept(1) and not borrowed:
+                continue
+            law = _law_of(part, index, geometry.num_attention_heads, borrowed=borrowed)
+            before = found.get((law.kind, law.reach), _Law(law.kind, law.reach))
+            found[law.kind, law.reach] = _Law(
+                law.kind,
+                law.reach,
+                before.bytes_per_position + law.bytes_per_position,
+                before.flops_per_pair + law.flops_per_pair,
+                before.written_bytes + law.written_bytes,
+            )
+    return tuple(found.values())
+
+
+def _law_of(part: Part, layer: int, heads: int, *, borrowed: bool) -> _Law:
+    if isinstance(part, Constant):
+        return _Law("constant", 0, 2 * part.bytes_per_sequence)  # read and written
+    if not isinstance(part, (Growing, Windowed, Chunked)) or (
+        isinstance(part, Growing) and part.read_tokens is not None
+    ):
+        raise ConfigError(
+            "model", type(part).__name__, f"the time of layer {layer}'s kind of state is not modelled yet"
+        )
+    widths = {component.name: component.shape[-1] for component in part.components}
+    width = widths.get("k", 0) + widths.get("v", 0)
+    if "latent" in widths:
+        width = 2 * widths["latent"] + widths.get("rope_k", 0)
+    per_position, written = part.bytes_per_token, 0 if borrowed else part.bytes_per_token
+    if isinstance(part, Windowed):
+        return _Law("window", part.window_tokens + part.sink_tokens, per_position, 2 * heads * width, written)
+    if isinstance(part, Chunked):
+        return _Law("chunk", part.chunk_tokens, per_position, 2 * heads * width, written)
+    return _Law("full", 0, per_position, 2 * heads * width, written)
