@@ -14,7 +14,6 @@ import argparse
 import gzip
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,8 +96,8 @@ class Bench:
 
     def run(
         self, deployment: Deployment, jobs: Sequence[tuple[Sequence[int], int]], sampler: RowSampler | None = None
-    ) -> tuple[list[list[int]], int, float]:
-        """Tokens of each (prompt, tokens wanted), the most positions held at once, and seconds."""
+    ) -> tuple[list[list[int]], int]:
+        """Tokens of each (prompt, tokens wanted), and the most positions held at once."""
         rows = deployment.max_num_seqs
         executor = TorchExecutor(
             self.loaded.model,
@@ -116,9 +115,9 @@ class Bench:
             request = Request(request_id=str(number), prompt_token_ids=np.asarray(prompt, np.int32), params=params)
             ids[core.submit(request, 0.0)] = number
         outputs: list[list[int]] = [[] for _ in jobs]
-        held, most, begun = 0, 0, time.perf_counter()
+        held = most = 0
         while core.has_work:
-            for event in core.step(time.perf_counter()):
+            for event in core.step(0.0):
                 if isinstance(event, StepPlanned):
                     held += event.decode_tokens + event.prefill_tokens
                     most = max(most, held)
@@ -128,7 +127,7 @@ class Bench:
                 elif isinstance(event, StepTokens):
                     for sequence, token in event.pairs():
                         outputs[ids[sequence]].append(token)
-        return outputs, most, time.perf_counter() - begun
+        return outputs, most
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -208,16 +207,15 @@ def measured(
     steps = {"max_num_seqs": count, "max_num_batched_tokens": 1024}
     roomy = bench.deployment(kind, length, max_kv_tokens=count * (length + 16), **steps)
     scripted = Scripted(texts)
-    *_, seconds = bench.run(roomy, [(prompt, options.scored) for prompt in prompts], scripted)
+    bench.run(roomy, [(prompt, options.scored) for prompt in prompts], scripted)
     wide = bench.deployment(kind, options.prompt + options.greedy, max_kv_tokens=count * (length + 16), **steps)
-    greedy, *_ = bench.run(wide, [(prompt, options.greedy) for prompt in prompts])
+    greedy, _ = bench.run(wide, [(prompt, options.greedy) for prompt in prompts])
     tight = bench.deployment(kind, FILL + 1, kv_cache_memory_bytes=options.kv_bytes, max_num_batched_tokens=1024)
-    _, held, _ = bench.run(tight, [(texts[i % count][: FILL - 1], 2) for i in range(tight.kv_tokens // FILL + 4)])
+    _, held = bench.run(tight, [(texts[i % count][: FILL - 1], 2) for i in range(tight.kv_tokens // FILL + 4)])
     mean = sum(scripted.logprobs.values()) / len(scripted.logprobs)
     row = {
         "kv_dtype": kind,
         "perplexity": math.exp(-mean),
-        "score_seconds": seconds,
         "bytes_per_token": roomy.geometry.bytes_per_token,
         "tokens_predicted": options.kv_bytes // roomy.geometry.bytes_per_token,
         "tokens_held": held,
@@ -247,7 +245,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     first = rows[0]
     print(
         f"{'KV':<6}{'perplexity':>12}{'change':>9}{'|log p|':>9}{'same top':>10}{'greedy':>9}{'until':>8}"
-        f"{'B/token':>9}{'room':>7}{'held':>7}{'gained':>8}{'time':>7}"
+        f"{'B/token':>9}{'room':>7}{'held':>7}{'gained':>8}"
     )
     for row in rows:
         print(
@@ -255,7 +253,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
             f"{row['logprob_moved_mean']:>9.4f}{row['same_likeliest']:>10.2%}"
             f"{row['greedy_equal']:>6}/{row['greedy_texts']}{row['greedy_until_mean']:>8.1f}"
             f"{row['bytes_per_token']:>9,}{row['tokens_predicted']:>7,}{row['tokens_held']:>7,}"
-            f"{row['tokens_held'] / first['tokens_held']:>7.2f}x{row['score_seconds'] / first['score_seconds']:>6.2f}x"
+            f"{row['tokens_held'] / first['tokens_held']:>7.2f}x"
         )
 
 

@@ -21,6 +21,7 @@ from octavo import LLM, SamplingParams
 from octavo.geometry.dtypes import BF16, FP8, FP32, INT8
 from octavo.geometry.exceptions import with_layers_unquantised
 from octavo.geometry.from_config import geometry_from_config
+from octavo.kernels.cpu import instruction_sets
 from octavo.kernels.quantise import dequantise, quantise
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import make_layout
@@ -219,10 +220,14 @@ def test_the_same_bytes_hold_as_many_more_tokens_as_the_element_types_say(checkp
     assert sizes == {"fp32": 2048, "bf16": 4096, "int8": 6552, "fp8": 6552}  # heads of 16: 16 + 4 bytes to 32
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["int8", "fp8"])
-def test_a_scarce_pool_serves_what_a_roomy_one_does(checkpoint, name):
-    _, roomy = generated(checkpoint, kv_cache_dtype=name, num_gpu_blocks_override=100)
-    _, scarce = generated(checkpoint, kv_cache_dtype=name, num_gpu_blocks_override=25)
+def test_a_scarce_pool_serves_what_a_roomy_one_does(checkpoint, name, backend):
+    if backend == "cpu" and not instruction_sets():
+        pytest.skip("the native kernels were not built")
+    asked = {"kv_cache_dtype": name, "attention_backend": backend}
+    _, roomy = generated(checkpoint, num_gpu_blocks_override=100, **asked)
+    _, scarce = generated(checkpoint, num_gpu_blocks_override=25, **asked)
     assert scarce == roomy
     assert len({token for tokens in roomy for token in tokens}) > 20
 
