@@ -23,6 +23,7 @@ from test_quantised_engine import NOISE, QuantisedBench
 from tiny import Bench, tiny_prompts
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from octavo import LLM, SamplingParams
 from octavo.errors import ModelError
 from octavo.geometry.dtypes import BF16, FP8, FP32
 from octavo.geometry.from_config import geometry_from_config
@@ -189,6 +190,17 @@ def test_a_latent_changed_after_it_was_stored_is_refused(v3, monkeypatch):
     monkeypatch.setattr(attention, "expand_kv", partial(lambda latent, rope_k: (latent * 1, rope_k)))
     with pytest.raises(ModelError, match="between storing and attending"):
         v3.serve([[5, 6, 7]], 2)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32"])
+def test_a_checkpoint_is_served_from_its_files(name, tmp_path):
+    bench = Bench(latent_config(name))
+    bench.reference.save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=12, block_size=8)
+    prompts = tiny_prompts()
+    params = SamplingParams(temperature=0.0, max_tokens=WANTED, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    bench.compare(prompts, [list(output.outputs[0].token_ids) for output in outputs])
 
 
 def test_the_layout_of_deepseek_v3_keeps_576_elements_per_token_and_layer():
