@@ -83,7 +83,8 @@ class Zipf:
     def draw(self, random: np.random.Generator, count: int) -> Int64:
         lengths = np.arange(self.low, self.high + 1, dtype=np.int64)
         weights = np.cumsum(lengths.astype(np.float64) ** -self.exponent)
-        return lengths[np.searchsorted(weights, random.random(count) * weights[-1], side="right")]
+        drawn: Int64 = lengths[np.searchsorted(weights, random.random(count) * weights[-1], side="right")]
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)

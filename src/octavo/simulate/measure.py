@@ -1,0 +1,254 @@
+"""What a simulation came to: a fold over the core's events, runs of steps included.
+
+Owns the figures of a report and how they are counted: times are virtual, percentiles over requests (gaps between
+tokens over tokens). A run of decode steps is counted whole, not step by step. Looks at the cache only at rest, and
+keeps a bounded number of such looks: when there are too many, every other one goes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.cost.step import Float64
+from octavo.errors import ConfigError
+from octavo.memory.waste import useful_bytes, waste
+from octavo.scheduling.events import (
+    Finished,
+    Preempted,
+    Refused,
+    RequestRecord,
+    StepEnded,
+    StepPlanned,
+    StepTokens,
+    Submitted,
+)
+from octavo.scheduling.leap import DecodeRun
+from octavo.scheduling.scheduler import Scheduler
+from octavo.simulate.drive import Happening
+from octavo.simulate.executors import seconds
+
+_MOST_LOOKS = 512
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What a request has to meet to count as goodput; None: anything will do."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(name, value, "must be above 0 seconds")
+
+    @property
+    def any(self) -> bool:
+        return (self.ttft_s, self.tpot_s, self.e2e_s) != (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The cache at one moment, in bytes."""
+
+    at_s: float
+    used: int
+    """Not available to a newcomer."""
+    useful: int
+    reserved: int
+    internal: int
+    padding: int
+    external: int
+    running: int
+    waiting: int
+
+
+class Measured:
+    """A watcher of a `Simulation`."""
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.refused: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.preemptions = 0
+        self.lost_tokens = 0
+        """Positions given up by preemption, and computed again."""
+        self.steps = 0
+        self.busy_s = 0.0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.running_steps = 0
+        """Sum over steps of the sequences in them."""
+        self.bound_by: Counter[str] = Counter()
+        self.used_slab_s = 0.0
+        self.peak_slabs = 0
+        self.looks: list[Look] = []
+        self._stride_s, self._next_look_s = 0.0, 0.0
+        self._records: dict[str, array[float]] = {name: array("d") for name in _COLUMNS}
+        self._last_s = np.full(1024, np.nan)
+        """When each sequence got its last token."""
+        self._gaps: list[Float64] = []
+        self._gap_runs: list[tuple[Float64, int]] = []
+        """(gaps, how many sequences had each)."""
+        self.slabs = 0
+        self._free = 0
+        self.slab_bytes = 0
+        self.end_s = 0.0
+
+    # -- the fold -----------------------------------------------------------------------------
+
+    def observe(self, happenings: Sequence[Happening]) -> None:
+        for one in happenings:
+            match one:
+                case StepPlanned():
+                    self._planned(one)
+                case StepTokens():
+                    self._tokens(one)
+                case StepEnded():
+                    self._worked(one.now - one.planned_s, self._free)
+                    self.end_s = one.now
+                case DecodeRun():
+                    self._run(one)
+                case Finished():
+                    self.ended[one.reason] += 1
+                    self._record(one.record)
+                case Preempted():
+                    self.preemptions += 1
+                    self.lost_tokens += one.computed_tokens
+                case Submitted():
+                    self.submitted += 1
+                case Refused():
+                    self.refused[one.reason] += 1
+                case _:
+                    pass
+
+    def at_rest(self, now_ns: int, scheduler: Scheduler) -> None:
+        now = seconds(now_ns)
+        pool = scheduler.cache.pool
+        self.slabs, self.slab_bytes = pool.slabs, pool.layout.slab_bytes
+        if now < self._next_look_s:
+            return
+        lost = waste(scheduler.cache)
+        used = (pool.slabs - pool.available_slabs) * pool.layout.slab_bytes
+        self.looks.append(
+            Look(now, used, useful_bytes(scheduler.cache), lost.reserved_bytes, lost.internal_bytes,
+                 lost.padding_bytes, lost.external_bytes, len(scheduler.running), len(scheduler.waiting))
+        )  # fmt: skip
+        if len(self.looks) > _MOST_LOOKS:
+            self.looks = self.looks[::2]
+            self._stride_s = 2 * max(self._stride_s, now / _MOST_LOOKS)
+        self._next_look_s = now + self._stride_s
+
+    def _planned(self, step: StepPlanned) -> None:
+        self.steps += 1
+        self.prefill_tokens += step.prefill_tokens
+        self.decode_tokens += step.decode_tokens
+        self.running_steps += step.running
+        self.bound_by[step.resource] += 1
+        self._free = step.free_slabs
+
+    def _worked(self, took_s: float, free: int) -> None:
+        self.busy_s += took_s
+        self.used_slab_s += took_s * (self.slabs - free)
+        self.peak_slabs = max(self.peak_slabs, self.slabs - free)
+
+    def _tokens(self, step: StepTokens) -> None:
+        ids = step.sequence_ids
+        self._widen(int(ids.max()))
+        gaps = step.now - self._last_s[ids]
+        self._last_s[ids] = step.now
+        gaps = gaps[~np.isnan(gaps)]
+        if len(gaps):
+            self._gaps.append(gaps)
+
+    def _run(self, run: DecodeRun) -> None:
+        ids, steps, sequences = run.sequence_ids, run.steps, len(run.rows)
+        took = np.diff(run.moments)
+        self.steps += steps
+        self.decode_tokens += steps * sequences
+        self.running_steps += steps * sequences
+        self.bound_by[run.resource] += steps
+        self.busy_s += float(took.sum())
+        used = self.slabs - run.free_slabs
+        self.used_slab_s += float((took * used).sum())
+        self.peak_slabs = max(self.peak_slabs, int(used.max()))
+        self._widen(int(ids.max()))
+        self._gaps.append(run.moments[1] - self._last_s[ids])
+        self._gap_runs.append((took[1:], sequences))
+        self._last_s[ids] = run.moments[-1]
+        self.end_s = float(run.moments[-1])
+
+    def _widen(self, sequence_id: int) -> None:
+        if sequence_id >= len(self._last_s):
+            more = np.full(max(sequence_id + 1, 2 * len(self._last_s)) - len(self._last_s), np.nan)
+            self._last_s = np.concatenate([self._last_s, more])
+
+    def _record(self, record: RequestRecord) -> None:
+        first = record.first_token_s
+        decoded = record.output_tokens - 1
+        values = (
+            record.arrival_s,
+            np.nan if first is None else first - record.arrival_s,
+            record.decode_time / decoded if decoded > 0 else np.nan,
+            record.finished_s - record.arrival_s,
+            record.queue_time,
+            record.preempted_time,
+            record.input_tokens,
+            record.output_tokens,
+            sum(record.cached_tokens.values()),
+            record.recomputed_tokens,
+        )
+        for column, value in zip(self._records.values(), values, strict=True):
+            column.append(value)
+
+    # -- the figures --------------------------------------------------------------------------
+
+    def column(self, name: str) -> Float64:
+        """One figure of every request that ended: a name of `COLUMNS`."""
+        return np.array(self._records[name], dtype=np.float64)
+
+    def gaps(self) -> tuple[Float64, Float64]:
+        """Times between consecutive tokens of a sequence, and how many there were of each."""
+        values = [*self._gaps, *(gaps for gaps, _ in self._gap_runs)]
+        weights = [*(np.ones(len(g)) for g in self._gaps), *(np.full(len(g), float(n)) for g, n in self._gap_runs)]
+        if not values:
+            return np.empty(0), np.empty(0)
+        return np.concatenate(values), np.concatenate(weights)
+
+    def good(self, objectives: Objectives) -> int:
+        """Requests that met all objectives."""
+        met = np.ones(len(self.column("e2e")), dtype=bool)
+        for name, most in (("ttft", objectives.ttft_s), ("tpot", objectives.tpot_s), ("e2e", objectives.e2e_s)):
+            if most is not None:
+                values = self.column(name)
+                met &= (values <= most) | (np.isnan(values) & (name == "tpot"))
+        return int(met.sum())
+
+
+_COLUMNS = ("arrival", "ttft", "tpot", "e2e", "queue", "preempted", "input_tokens", "output_tokens", "cached_tokens",
+            "recomputed_tokens")  # fmt: skip
+
+
+def quantiles(values: Float64, weights: Float64 | None = None) -> dict[str, float] | None:
+    """Mean and the usual percentiles (the smallest value that enough are at most); None of nothing."""
+    kept = ~np.isnan(values)
+    values = values[kept]
+    if not len(values):
+        return None
+    counts = np.ones(len(values)) if weights is None else weights[kept]
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(counts[order])
+    found = {"mean": float((values * counts).sum() / reached[-1])}
+    for share in QUANTILES:
+        at = min(int(np.searchsorted(reached, share * reached[-1] * (1 - 1e-12))), len(values) - 1)
+        found[f"p{round(100 * share)}"] = float(values[order][at])
+    found["max"] = float(values[order][-1])
+    return found

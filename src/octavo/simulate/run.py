@@ -1,0 +1,57 @@
+"""`simulate()`: a replica, a workload and policies in, a report out.
+
+Owns the order: the prediction, then the same workload with steps as fast and as slow as the cost model's interval
+says. Reads no file and prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.cost.step import CostModel, HasInterval, Scaled
+from octavo.policy.bundle import Policies
+from octavo.simulate.deploy import Replica
+from octavo.simulate.drive import Simulation, Source
+from octavo.simulate.measure import Measured, Objectives
+from octavo.simulate.report import figures, intervals_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What to simulate besides the replica."""
+
+    source: Callable[[], Source]
+    """A fresh one for each run."""
+    policies: Callable[[], Policies] = Policies
+    objectives: Objectives | None = None
+    eviction: str = "lru"
+    depth: int = 0
+    leap: bool = True
+    intervals: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    figures: dict[str, Any]
+    measured: Measured
+    intervals: dict[str, tuple[float, float]]
+    """Of the main figures, where asked for."""
+
+
+def simulate(replica: Replica, asked: Asked) -> Simulated:
+    measured = _run(replica, asked, replica.cost)
+    told = figures(measured, asked.objectives, replica.price_per_hour)
+    intervals: dict[str, tuple[float, float]] = {}
+    if asked.intervals and isinstance(replica.cost, HasInterval):
+        costs = [Scaled(replica.cost, factor) for factor in replica.cost.interval]
+        intervals = intervals_of([told, *(figures(_run(replica, asked, cost)) for cost in costs)])
+    return Simulated(told, measured, intervals)
+
+
+def _run(replica: Replica, asked: Asked, cost: CostModel) -> Measured:
+    core = replica.core(asked.policies(), cost=cost, eviction=asked.eviction, depth=asked.depth)
+    measured = Measured()
+    Simulation(core, asked.source(), [measured], leap=asked.leap).run()
+    return measured
