@@ -50,7 +50,6 @@ OWN: dict[str, dict[str, Any]] = {
 COMPARED = (
     "google/gemma-3-27b-it", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "ai21labs/AI21-Jamba-1.5-Large", "meta-llama/Llama-4-Scout-17B-16E-Instruct", "google/gemma-3n-E4B-it",
-    "nvidia/Gemma-4-31B-IT-NVFP4",
 )  # fmt: skip
 ABOUT = f"""Written by `python tools/make_capacity.py`; do not edit. Bytes of one sequence on one device, keys and
 values in bf16, steps of {STEP_TOKENS:,} tokens.

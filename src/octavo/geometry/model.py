@@ -52,6 +52,15 @@ class ModelGeometry:
         return tuple(part for state in self.layers for part in parts_of(state))
 
     @property
+    def counted_parts(self) -> dict[Part, int]:
+        """The distinct states and how many layers keep each, in order; what borrows is one, whoever the lender is."""
+        counted: dict[Part, int] = {}
+        for part in self.parts:
+            key = Borrowed(0) if isinstance(part, Borrowed) else part
+            counted[key] = counted.get(key, 0) + 1
+        return counted
+
+    @property
     def num_layers(self) -> int:
         return len(self.layers)
 

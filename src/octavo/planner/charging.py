@@ -86,11 +86,8 @@ def paging_for(engine: Engine, geometry: ModelGeometry, limits: ChargeLimits) ->
 
 
 def _kinds(geometry: ModelGeometry) -> tuple[_Kind, ...]:
-    counted: dict[Part, int] = {}
-    for part in geometry.parts:
-        if not isinstance(part, (Borrowed, Stateless)):
-            counted[part] = counted.get(part, 0) + 1
-    return tuple(_kind(part, layers) for part, layers in counted.items())
+    counted = geometry.counted_parts.items()
+    return tuple(_kind(part, layers) for part, layers in counted if not isinstance(part, (Borrowed, Stateless)))
 
 
 def _kind(part: Part, layers: int) -> _Kind:

@@ -25,11 +25,6 @@ from octavo.planner.values import Budget, Capacity, StateGroup, StateSummary, We
 
 def state_summary(geometry: ModelGeometry, device: ModelGeometry, context: int) -> StateSummary:
     total = geometry.bytes_kept(context) or 1
-    counted: dict[Part, int] = {}
-    for part in geometry.parts:
-        # what borrows is one row, whoever the lender is
-        key = Borrowed(0) if isinstance(part, Borrowed) else part
-        counted[key] = counted.get(key, 0) + 1
     return StateSummary(
         bytes_per_token_growing=geometry.bytes_per_token_growing,
         bytes_per_token_windowed=geometry.bytes_per_token_windowed,
@@ -37,7 +32,7 @@ def state_summary(geometry: ModelGeometry, device: ModelGeometry, context: int) 
         attention_mode=geometry.attention_mode,
         kv_dtype=str(geometry.kv_dtype),
         convention=geometry.convention,
-        groups=tuple(_group(part, layers, context, total) for part, layers in counted.items()),
+        groups=tuple(_group(part, layers, context, total) for part, layers in geometry.counted_parts.items()),
         device_bytes_per_token_growing=device.bytes_per_token_growing,
         device_bytes_per_token_windowed=device.bytes_per_token_windowed,
         device_fixed_bytes_per_sequence=device.fixed_bytes_per_sequence,
