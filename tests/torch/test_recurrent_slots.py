@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,26 @@ def test_a_copy_moves_whole_blocks_and_nothing_else() -> None:
     assert torch.equal(arena.bytes, before)
 
 
+def tensors_alive() -> int:
+    return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "lfm2"])
+def test_a_step_keeps_no_tensor_alive(name: str) -> None:
+    """Nothing that a step makes may be tied to itself, or states would wait for the garbage collector."""
+    line = Line(name)
+    out = line.step(0, 0, PREFIX, line.admit(0, 0))
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors_alive()
+        for i in range(5):
+            out = line.step(0, len(PREFIX) + 3 * i, [out, 4, 5])
+        assert tensors_alive() <= before + 2
+    finally:
+        gc.enable()
+
+
 # -- the cache that a mixer sees -------------------------------------------------------------------
 
 
@@ -141,7 +163,7 @@ def states(decodes=0, offsets=(0, 2), starting=(False,), columns=3):
 
 def test_inputs_of_a_convolution_are_kept_by_one_column_less_than_it_reads() -> None:
     own, slots = states()
-    part = own.step.parts[0]
+    part = own.parts[0]
     cache = ChunkCache(own, part)
     before = slots.convolutions[0][0].clone()
     new = torch.full((1, 2, 2), -1.0)
@@ -154,7 +176,7 @@ def test_inputs_of_a_convolution_are_kept_by_one_column_less_than_it_reads() -> 
 
 def test_a_chunk_that_starts_its_sequence_sees_no_state_and_pads_what_it_leaves() -> None:
     own, slots = states(starting=(True,))
-    cache = ChunkCache(own, own.step.parts[0])
+    cache = ChunkCache(own, own.parts[0])
     assert cache.get_conv_state(1) is None
     assert cache.get_recurrent_state(1) is None
     assert not cache.has_previous_state(1)
@@ -166,7 +188,7 @@ def test_a_chunk_that_starts_its_sequence_sees_no_state_and_pads_what_it_leaves(
 
 def test_a_state_changed_in_place_is_stored_in_every_sequence_of_the_batch() -> None:
     own, slots = states(decodes=3, offsets=(0, 1, 2, 3), starting=(False,) * 3)
-    (part,) = own.step.parts
+    (part,) = own.parts
     cache = ChunkCache(own, part)
     cache.get_recurrent_state(1).mul_(torch.arange(3.0)[:, None])
     cache.store()
@@ -175,16 +197,16 @@ def test_a_state_changed_in_place_is_stored_in_every_sequence_of_the_batch() -> 
 
 def test_a_recurrence_comes_back_in_the_shape_in_which_it_was_handed_over() -> None:
     own, slots = states()
-    cache = ChunkCache(own, own.step.parts[0])
+    cache = ChunkCache(own, own.parts[0])
     cache.update_recurrent_state(torch.zeros(1, 2, 3), 1)
     cache.store()
-    assert ChunkCache(own, own.step.parts[0]).get_recurrent_state(1).shape == (1, 2, 3)
+    assert ChunkCache(own, own.parts[0]).get_recurrent_state(1).shape == (1, 2, 3)
     assert not slots.recurrences[0][0].any()
 
 
 def test_a_layer_or_a_state_that_geometry_does_not_tell_is_refused() -> None:
     own, _ = states()
-    cache = ChunkCache(own, own.step.parts[0])
+    cache = ChunkCache(own, own.parts[0])
     with pytest.raises(ModelError, match="layer 2"):
         cache.get_conv_state(2)
     with pytest.raises(ModelError, match="conv state 1"):

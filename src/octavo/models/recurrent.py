@@ -175,7 +175,8 @@ class SlotStates:
     """The states of a step: what a paged cache has under `slot_states`."""
 
     def __init__(self, layers: Mapping[int, LayerSlots], step: StateStep) -> None:
-        self.step = step
+        self.parts = step.parts
+        """What each mixer runs at once, one after the other."""
         self._layers = layers
 
     def layer(self, index: int) -> LayerSlots:
@@ -268,7 +269,7 @@ class MixerForward:
         if states is None:
             raise self._refused("keeps constant state that its geometry does not tell")
         outputs = []
-        for part in states.step.parts:
+        for part in states.parts:
             own = ChunkCache(states, part)
             outputs.append(self._run(own, part, cache, args, kwargs))
             own.store()
@@ -278,21 +279,23 @@ class MixerForward:
         self, own: ChunkCache, part: _Part, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, ...] | torch.Tensor:
         tokens = next(v.shape[1] for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-
-        def cut(value: Any) -> Any:
-            if value is cache:
-                return own
-            if isinstance(value, torch.Tensor) and value.dim():
-                if value.shape[:2] != (1, tokens):
-                    raise self._refused(f"takes a tensor of shape {list(value.shape)} beside its {tokens} tokens")
-                return part.cut(value)
-            return tuple(cut(inner) for inner in value) if isinstance(value, tuple) else value
-
+        args = tuple(own if value is cache else self._cut(value, part, tokens) for value in args)
+        kwargs = {name: own if value is cache else self._cut(value, part, tokens) for name, value in kwargs.items()}
         forward = self._forward if self._scanning is None else _scanning_from(self._scanning, self._module, own)
-        outputs = forward(*(cut(value) for value in args), **{name: cut(value) for name, value in kwargs.items()})
+        outputs = forward(*args, **kwargs)
         single = isinstance(outputs, torch.Tensor)
         packed = tuple(one.reshape(1, -1, *one.shape[2:]) for one in ((outputs,) if single else outputs))
         return packed[0] if single else packed
+
+    def _cut(self, value: Any, part: _Part, tokens: int) -> Any:
+        """What the part needs of an argument: its own tokens of a packed row, everything of anything else."""
+        if isinstance(value, tuple):
+            return tuple(self._cut(inner, part, tokens) for inner in value)
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            return value
+        if value.shape[:2] != (1, tokens):
+            raise self._refused(f"takes a tensor of shape {list(value.shape)} beside its {tokens} tokens")
+        return part.cut(value)
 
     def _refused(self, why: str) -> ModelError:
         return ModelError("model", type(self._module).__name__, why)

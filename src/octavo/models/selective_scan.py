@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import silu, softplus
 
-BLOCK = 64
+BLOCK = 32
 """Positions that are joined at once: their states are held together, [sequences, positions, channels, states]."""
 
 
