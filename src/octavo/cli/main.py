@@ -25,6 +25,7 @@ from octavo.cli.generate import generate
 from octavo.cli.inspect import inspect_app
 from octavo.cli.plan import plan
 from octavo.cli.serve import serve
+from octavo.cli.simulate import simulate
 from octavo.config import Config, options
 from octavo.errors import ConfigError, InvariantViolation, OctavoError
 
@@ -46,6 +47,7 @@ app.command("serve")(serve)
 app.command("chat")(chat)
 app.command("batch")(batch)
 app.command("plan")(plan)
+app.command("simulate")(simulate)
 app.add_typer(inspect_app, name="inspect")
 
 _UsageError: Any = typer.BadParameter.__mro__[1]

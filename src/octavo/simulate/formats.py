@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.errors import ConfigError
-from octavo.simulate.trace import TraceRequest
+from octavo.simulate.trace import HASH_IDS, TraceRequest
 
 OnBad = Literal["refuse", "skip"]
 _MOST_TOKENS = 2**31 - 1
@@ -285,6 +285,6 @@ def _hashes(row: Row) -> tuple[int, ...]:
     value = row.get("hash_ids")
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < 2**30 for one in value):
-        raise _Bad("hash_ids is no list of whole numbers below 2**30")
+    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < HASH_IDS for one in value):
+        raise _Bad("hash_ids is no list of whole numbers from 0 to 2**29 - 3")
     return tuple(value)

@@ -22,6 +22,16 @@ class Lengths(Protocol):
     def draw(self, random: np.random.Generator, count: int) -> Int64: ...
 
 
+def _at_least_one(field: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(field, value, "a length is at least 1 token")
+
+
+def _positive(field: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ConfigError(field, value, "must be above 0")
+
+
 @dataclass(frozen=True, slots=True)
 class Fixed:
     tokens: int
@@ -135,13 +145,3 @@ def lengths_named(field: str, text: str) -> Lengths:
             "use 512, uniform:16,256, lognormal:161,200 (mean, deviation), zipf:1.2,16,4096 or empirical:..",
         )
     return _KINDS[kind][1](values)
-
-
-def _at_least_one(field: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(field, value, "a length is at least 1 token")
-
-
-def _positive(field: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ConfigError(field, value, "must be above 0")

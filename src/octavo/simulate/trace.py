@@ -7,6 +7,7 @@ tokens of it: the same hash ids give the same tokens, anything else differs from
 from __future__ import annotations
 
 from dataclasses import dataclass
+from zlib import crc32
 
 import numpy as np
 
@@ -17,6 +18,9 @@ VOCABULARY = 2**31 - 1
 STOP = 0
 """Ends a request at its true length."""
 _FIRST_SHARED = 2
+_FIRST_OF_SESSIONS = 2**29
+HASH_IDS = 2**29 - 2
+"""Below this, so that no two kinds of tokens meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +43,11 @@ class TraceRequest:
 
 
 def prompt_of(entry: TraceRequest, index: int) -> Int32:
-    """Token ids of request number `index`."""
-    prompt = np.full(entry.input_tokens, VOCABULARY - 1 - index, dtype=np.int32)
+    """Token ids of request number `index`. Prompts of one session begin alike: the shorter is a start of the longer."""
+    own = VOCABULARY - 1 - index
+    if entry.session is not None:
+        own = _FIRST_OF_SESSIONS + crc32(entry.session.encode()) % 2**30
+    prompt = np.full(entry.input_tokens, own, dtype=np.int32)
     if entry.hash_ids:
         ids = np.array(entry.hash_ids, dtype=np.int64) + _FIRST_SHARED
         known = np.repeat(ids.astype(np.int32), entry.hash_block)[: entry.input_tokens]

@@ -1,0 +1,253 @@
+"""`octavo simulate`: what a deployment would do with a workload, in virtual time, by octavo's own scheduler.
+
+Owns the ways in (a trace, a synthetic workload, a named story) and out (text, JSON). All figures come from
+`octavo.simulate`; no torch is imported and no weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.cli.writing import write_line
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.simulate.drive import Source
+    from octavo.simulate.run import Simulated
+
+DEVICE, WORK, POLICY, OUT = "Device and model", "Workload", "Policies", "Output"
+
+
+def _text(help_text: str, panel: str, *flags: str, metavar: str = "<text>") -> Any:
+    return typer.Option(*flags, help=help_text, rich_help_panel=panel, metavar=metavar, show_default=False)
+
+
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="config.json or a model's directory")]
+Story = Annotated[str | None, _text("tell and check one: chat, handover, reservation", WORK, metavar="<name>")]
+Device = Annotated[str | None, _text("accelerator, for example h100-sxm", DEVICE, metavar="<name>")]
+Tp = Annotated[int, typer.Option("--tp", help="tensor-parallel ranks", rich_help_panel=DEVICE)]
+Context = Annotated[str | None, _text("longest sequence; the model's own if not given", DEVICE, metavar="<int>")]
+BlockSize = Annotated[str | None, _text("positions per block; 16 if not given", DEVICE, metavar="<int>")]
+Seqs = Annotated[str | None, _text("sequences at once at most", DEVICE, "--max-num-seqs", metavar="<int>")]
+Batched = Annotated[str | None, _text("tokens in a step at most", DEVICE, "--max-num-batched-tokens", metavar="<int>")]
+KvBytes = Annotated[str | None, _text("KV cache of one device", DEVICE, "--kv-cache-memory-bytes", metavar="<bytes>")]
+KvDtype = Annotated[str | None, _text("keys and values: auto, bf16, fp8, ...", DEVICE, metavar="<type>")]
+Utilization = Annotated[str | None, _text("share of a device in use", DEVICE, metavar="<float>")]
+Weights = Annotated[str | None, _text("weights of one device, where known", DEVICE, metavar="<bytes>")]
+Price = Annotated[str | None, _text("dollars per device and hour", DEVICE, metavar="<dollars>")]
+Layers = Annotated[str | None, _text("by hand, instead of a model: layers", DEVICE, metavar="<int>")]
+KvHeads = Annotated[str | None, _text("by hand: key heads of a layer", DEVICE, metavar="<int>")]
+HeadDim = Annotated[str | None, _text("by hand: width of a head", DEVICE, metavar="<int>")]
+Heads = Annotated[str | None, _text("by hand: query heads of a layer", DEVICE, metavar="<int>")]
+TraceFile = Annotated[
+    str | None, _text("a trace: octavo's JSON lines, Azure, Mooncake, BurstGPT", WORK, metavar="<file>")
+]
+OnBad = Annotated[str, typer.Option(help="a line of the trace that is wrong: refuse or skip", rich_help_panel=WORK)]
+Sort = Annotated[bool, typer.Option(help="put arrivals in order", rich_help_panel=WORK)]
+Speed = Annotated[float, typer.Option(help="send so many times as fast as the trace says", rich_help_panel=WORK)]
+Requests = Annotated[int | None, typer.Option(help="so many requests: of the trace, or made", rich_help_panel=WORK)]
+Rate = Annotated[float, typer.Option(help="requests a second; inf for all at once", rich_help_panel=WORK)]
+Variation = Annotated[float, typer.Option(help="of the gaps: 1 is Poisson, more is burstier", rich_help_panel=WORK)]
+OnS = Annotated[float | None, typer.Option("--on", help="bursts: seconds of arrivals", rich_help_panel=WORK)]
+OffS = Annotated[float, typer.Option("--off", help="bursts: seconds without", rich_help_panel=WORK)]
+Lengths = Annotated[str | None, _text("named lengths: sharegpt, alpaca", WORK, metavar="<name>")]
+Input = Annotated[
+    str, typer.Option(help="512, uniform:16,256, lognormal:161,200, zipf:1.2,16,4096", rich_help_panel=WORK)
+]
+Output = Annotated[str, typer.Option(help="the same, of outputs", rich_help_panel=WORK)]
+Declare = Annotated[int | None, typer.Option(help="max_tokens that every request declares", rich_help_panel=WORK)]
+Users = Annotated[int | None, typer.Option(help="closed loop: so many users, one request each", rich_help_panel=WORK)]
+Think = Annotated[float, typer.Option(help="seconds before a user, or a session, goes on", rich_help_panel=WORK)]
+Turns = Annotated[str | None, _text("turns of a session, as --input-tokens", WORK, metavar="<lengths>")]
+Prefix = Annotated[int, typer.Option(help="tokens that all prompts begin with", rich_help_panel=WORK)]
+Seed = Annotated[int, typer.Option(help="of all that is drawn", rich_help_panel=WORK)]
+Allocation = Annotated[str, typer.Option(help="paged, contiguous-max, -pow2, -oracle", rich_help_panel=POLICY)]
+Batching = Annotated[str, typer.Option(help="iteration or request", rich_help_panel=POLICY)]
+Admission = Annotated[str, typer.Option(help="max_utilization or guaranteed_no_evict", rich_help_panel=POLICY)]
+Reuse = Annotated[str, typer.Option(help="none or prefix", rich_help_panel=POLICY)]
+Eviction = Annotated[str, typer.Option(help="lru or cheapest_to_rebuild", rich_help_panel=POLICY)]
+Depth = Annotated[int, typer.Option("--pipeline-depth", help="steps in flight: 0 or 1", rich_help_panel=POLICY)]
+SloTtft = Annotated[float | None, typer.Option("--slo-ttft", help="seconds to the first token", rich_help_panel=OUT)]
+SloTpot = Annotated[float | None, typer.Option("--slo-tpot", help="seconds per output token", rich_help_panel=OUT)]
+SloE2e = Annotated[float | None, typer.Option("--slo-e2e", help="seconds to the end", rich_help_panel=OUT)]
+Intervals = Annotated[
+    bool, typer.Option(help="also simulate the ends of the cost model's interval", rich_help_panel=OUT)
+]
+Singly = Annotated[
+    bool, typer.Option("--single-steps", help="take no steps at once; the same, slower", rich_help_panel=OUT)
+]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object", rich_help_panel=OUT)]
+
+
+def simulate(  # noqa: PLR0913 - one for each flag
+    model: Model = None,
+    *,
+    story: Story = None,
+    device: Device = None,
+    tp: Tp = 1,
+    context: Context = None,
+    block_size: BlockSize = None,
+    max_num_seqs: Seqs = None,
+    max_num_batched_tokens: Batched = None,
+    kv_cache_memory_bytes: KvBytes = None,
+    kv_dtype: KvDtype = None,
+    utilization: Utilization = None,
+    weights_bytes: Weights = None,
+    price: Price = None,
+    layers: Layers = None,
+    kv_heads: KvHeads = None,
+    head_dim: HeadDim = None,
+    heads: Heads = None,
+    trace: TraceFile = None,
+    on_bad: OnBad = "refuse",
+    sort: Sort = False,
+    speed: Speed = 1.0,
+    requests: Requests = None,
+    rate: Rate = 1.0,
+    variation: Variation = 1.0,
+    on_s: OnS = None,
+    off_s: OffS = 0.0,
+    lengths: Lengths = None,
+    input_tokens: Input = "512",
+    output_tokens: Output = "128",
+    max_tokens: Declare = None,
+    users: Users = None,
+    think: Think = 0.0,
+    turns: Turns = None,
+    shared_prefix: Prefix = 0,
+    seed: Seed = 0,
+    allocation: Allocation = "paged",
+    batching: Batching = "iteration",
+    admission: Admission = "max_utilization",
+    reuse: Reuse = "none",
+    eviction: Eviction = "lru",
+    pipeline_depth: Depth = 0,
+    slo_ttft: SloTtft = None,
+    slo_tpot: SloTpot = None,
+    slo_e2e: SloE2e = None,
+    intervals: Intervals = True,
+    single_steps: Singly = False,
+    as_json: Json = False,
+) -> None:
+    """Predict what a deployment would do with a workload, on hardware that need not be there.
+
+    Runs octavo's own scheduler, cache and policies in virtual time against a cost model of the device.
+    """
+    if story is not None:
+        _tell(story, as_json=as_json)
+        return
+    given = dict(locals())
+    from octavo.planner.asked import Asked as Planned
+    from octavo.policy.bundle import Policies
+    from octavo.simulate.deploy import replica_of
+    from octavo.simulate.measure import Objectives
+    from octavo.simulate.run import Asked
+    from octavo.simulate.run import simulate as run
+
+    planned = Planned.of(**{name: given[name] for name in _PLANNED})
+    names = {"allocation": allocation, "batching": batching, "admission": admission, "reuse": reuse}
+    replica = replica_of(model, planned)
+    source, notes = _workload(given)
+    asked = Asked(
+        source=source,
+        policies=lambda: Policies.named(**names),
+        objectives=Objectives(slo_ttft, slo_tpot, slo_e2e),
+        eviction=eviction,
+        depth=pipeline_depth,
+        leap=not single_steps,
+        intervals=intervals,
+    )
+    pool = f"{replica.slabs:,} blocks, {replica.kv_tokens:,} tokens of KV cache"
+    most = f"{replica.max_num_seqs} sequences and {replica.max_num_batched_tokens:,} tokens a step at most"
+    head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *notes]
+    _print(run(replica, asked), head, as_json=as_json)
+
+
+_PLANNED = ("device", "tp", "context", "block_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes",
+            "kv_dtype", "utilization", "weights_bytes", "price", "layers", "kv_heads", "head_dim", "heads")  # fmt: skip
+
+
+def _tell(story: str, *, as_json: bool) -> None:
+    from octavo.simulate.stories import STORIES
+
+    if story not in STORIES:
+        raise ConfigError("story", story, f"there is no such story; use {' or '.join(STORIES)}")
+    told = STORIES[story]()
+    write_line(json.dumps({"story": story, "lines": told}) if as_json else "\n".join(told))
+
+
+def _workload(given: dict[str, Any]) -> tuple[Any, list[str]]:
+    """A maker of sources, and what is to be said of the workload."""
+    from octavo.simulate.sources import ClosedLoop, OpenLoop
+
+    if given["users"] is not None and given["turns"] is not None:
+        raise ConfigError("users", given["users"], "send one request after the other; --turns makes sessions: give one")
+    if given["trace"] is not None:
+        requests, notes = _from_trace(given)
+    else:
+        requests, notes = _synthetic(given)
+
+    def source() -> Source:
+        if given["users"] is not None:
+            return ClosedLoop(requests, given["users"], think_s=given["think"])
+        return OpenLoop(requests, speed=given["speed"])
+
+    source()  # what is wrong with it is wrong before anything runs
+    return source, notes
+
+
+def _from_trace(given: dict[str, Any]) -> tuple[Any, list[str]]:
+    from octavo.simulate.formats import read_trace
+
+    read = read_trace(given["trace"], on_bad=given["on_bad"], sort=given["sort"], limit=given["requests"])
+    notes = [f"workload: {len(read.requests):,} requests of {read.source} ({read.format})"]
+    if not read.has_arrivals:
+        notes.append("the trace has no arrivals: all requests come at once; --users makes a closed loop of them")
+    if read.skipped_lines:
+        notes.append(f"skipped {read.skipped_lines:,} lines: {'; '.join(read.skipped)}")
+    return read.requests, notes
+
+
+def _synthetic(given: dict[str, Any]) -> tuple[Any, list[str]]:
+    from octavo.simulate.lengths import NAMED, lengths_named
+    from octavo.simulate.synthetic import Arrivals, PrefixTree, Synthetic
+
+    name = given["lengths"]
+    if name is not None and name not in NAMED:
+        raise ConfigError("lengths", name, f"use {' or '.join(NAMED)}, or --input-tokens and --output-tokens")
+    inputs, outputs = (
+        NAMED[name]
+        if name is not None
+        else (
+            lengths_named("input_tokens", given["input_tokens"]),
+            lengths_named("output_tokens", given["output_tokens"]),
+        )
+    )
+    prefix = given["shared_prefix"]
+    if prefix < 0:
+        raise ConfigError("shared_prefix", prefix, "must be at least 0 tokens")
+    made = Synthetic(
+        requests=given["requests"] or 1000,
+        arrivals=Arrivals(rate=given["rate"], variation=given["variation"], on_s=given["on_s"], off_s=given["off_s"]),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        max_tokens=given["max_tokens"],
+        prefixes=PrefixTree(block_tokens=prefix) if prefix else None,
+        turns=None if given["turns"] is None else lengths_named("turns", given["turns"]),
+        think_s=given["think"],
+        seed=given["seed"],
+    ).draw()
+    return made, [f"workload: {len(made):,} synthetic requests, seed {given['seed']}"]
+
+
+def _print(done: Simulated, head: list[str], *, as_json: bool) -> None:
+    if as_json:
+        write_line(json.dumps(done.figures | {"about": head, "intervals": done.intervals}))
+        return
+    from octavo.simulate.report import lines
+
+    for line in (*head, "", *lines(done.figures, done.intervals)):
+        write_line(line)
