@@ -24,7 +24,7 @@ from tiny import Bench, tiny_prompts
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
-from octavo.errors import ModelError
+from octavo.errors import ConfigError, ModelError
 from octavo.geometry.dtypes import BF16, FP8, FP32
 from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.state import Growing
@@ -192,8 +192,8 @@ def test_a_latent_changed_after_it_was_stored_is_refused(v3, monkeypatch):
         v3.serve([[5, 6, 7]], 2)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32"])
-def test_a_checkpoint_is_served_from_its_files(name, tmp_path):
+@pytest.mark.parametrize(("name", "mode"), [("deepseek_v3", "mla"), ("deepseek_v32", "mla+sparse")])
+def test_a_checkpoint_is_served_from_its_files(name, mode, tmp_path):
     bench = Bench(latent_config(name))
     bench.reference.save_pretrained(tmp_path)
     llm = LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=12, block_size=8)
@@ -201,6 +201,13 @@ def test_a_checkpoint_is_served_from_its_files(name, tmp_path):
     params = SamplingParams(temperature=0.0, max_tokens=WANTED, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     bench.compare(prompts, [list(output.outputs[0].token_ids) for output in outputs])
+    assert {output.outputs[0].record.attention_mode for output in outputs} == {f"{mode}/latent"}
+
+
+def test_native_kernels_for_latents_are_refused_when_asked_for(tmp_path):
+    Bench(latent_config("youtu")).reference.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="latents"):
+        LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True, max_kv_tokens=256, attention_backend="cpu")
 
 
 def test_the_layout_of_deepseek_v3_keeps_576_elements_per_token_and_layer():

@@ -11,9 +11,12 @@ from octavo.config import Config
 from octavo.deployment import Deployment, decide, served_geometry
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
+from octavo.errors import ConfigError
 from octavo.geometry.dtypes import dtype_named
+from octavo.geometry.model import ModelGeometry
 from octavo.kernels.choose import choose_attention
 from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.latent import LatentAttention
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import KeySpace
 from octavo.models.load import LoadedModel, Progress, load_checkpoint
@@ -65,7 +68,8 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
         weights_dtype=weights_dtype,
         block_order=backend.block_order,
     )
-    facts = replace(facts, attention_backend=backend.name, attention_reason=why_backend)
+    name, why = _kernels(config, geometry, backend.name, why_backend)
+    facts = replace(facts, attention_backend=name, attention_reason=why)
     deployment = decide(config, geometry, facts)
     notes = fix_rope(loaded.model, deployment.max_model_len)
     grammars = None if loaded.tokenizer is None else Grammars(loaded.tokenizer, _vocab_size(loaded))
@@ -114,7 +118,7 @@ def build_core(
         max_num_batched_tokens=deployment.max_num_batched_tokens,
         max_model_len=deployment.max_model_len,
         vocab_size=vocab_size,
-        attention_mode=f"{deployment.geometry.attention_mode}/{backend.name}",
+        attention_mode=f"{deployment.geometry.attention_mode}/{deployment.facts.attention_backend or backend.name}",
         cache_dtype=str(deployment.kv_dtype),
         context_tokens=config.model.max_model_len or deployment.geometry.context_length or NO_CONTEXT,
     )
@@ -128,6 +132,15 @@ def build_core(
     )
     audit = Audit() if config.engine.audit else None
     return EngineCore(Scheduler(cache, limits, policies), executor, depth=config.engine.pipeline_depth, audit=audit)
+
+
+def _kernels(config: Config, geometry: ModelGeometry, name: str, why: str) -> tuple[str, str]:
+    """Which attention kernels serve a model, and why: latents have their own."""
+    if "latent" not in geometry.components:
+        return name, why
+    if config.engine.attention_backend == "cpu":
+        raise ConfigError("attention_backend", "cpu", "latents (MLA) are read by plain torch; use auto or reference")
+    return LatentAttention.name, "latents (MLA) have kernels of their own, in plain torch"
 
 
 def _key_space(deployment: Deployment, loaded: LoadedModel) -> KeySpace:
