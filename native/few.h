@@ -115,8 +115,12 @@ inline void attend_few(const Call& c, const Item& it, int head, float* scratch) 
   tiles[0].find(pages, it.table, head, it.key_lo, count);
   for (int first = it.key_lo; first < it.key_hi; turn ^= 1) {
     const Keys& keys = tiles[turn];
+    // The next tile's values are asked for while this one's scores are made, its keys while this one's are summed.
+    const int next = first + count, next_count = lesser(kKeyTile, it.key_hi - next);
+    if (next_count > 0) tiles[turn ^ 1].find(pages, it.table, head, next, next_count);
+    const Keys* coming = next_count == count ? &tiles[turn ^ 1] : nullptr;
     for (int t = 0; t < count; t += kBlock) {
-      for (int i = 0; i < kBlock; i++) prefetch(keys.v[t + i], v_bytes);
+      for (int i = 0; coming && i < kBlock; i++) prefetch(coming->v[t + i], v_bytes);
       dot_rows<E>(scores + t, q, q_width, keys.k + t, pages.k_dim, rows);
     }
     for (int r = 0; r < rows; r++) {
@@ -125,12 +129,7 @@ inline void attend_few(const Call& c, const Item& it, int head, float* scratch) 
                         larger(0, c.sight.first_key(p) - first), lesser(count, p + 1 - first), count, c.softcap,
                         most[r], total[r]);
     }
-    int next = first + count, next_count = lesser(kKeyTile, it.key_hi - next);
-    const char* const* ahead = nullptr;
-    if (next_count > 0) {
-      tiles[turn ^ 1].find(pages, it.table, head, next, next_count);
-      if (next_count == count) ahead = tiles[turn ^ 1].k;
-    }
+    const char* const* ahead = coming ? coming->k : nullptr;
     for (int r = 0; r < rows;) {
       int left = rows - r;
       float* to = values + r * width;
