@@ -48,6 +48,10 @@ class BlockPool:
         """Blocks of this group that could be taken now."""
         return self._partial_free[group] + self.blocks_per_slab[group] * self.free.count
 
+    def free_in_begun(self, group: int) -> int:
+        """Free slots of slabs that the group has begun."""
+        return self._partial_free[group]
+
     def slabs_needed(self, counts: Sequence[int]) -> int:
         """Free slabs that taking `counts[g]` blocks of each group g would consume."""
         return _slabs_beyond(counts, self._partial_free, self.blocks_per_slab)

@@ -47,6 +47,8 @@ class Sharing:
         self.eviction = eviction
         self.directory = PrefixDirectory(pool.layout.groups, [len(s.state) for s in pool.slots], space)
         self.evicted_blocks = 0
+        self.frugal = False
+        """Give up cached blocks of begun slabs before a free slab is begun: somebody counts on every free slab."""
         self.completed = np.zeros(rows, dtype=np.int64)
         """Blocks of each row that are full and were offered to the directory, or came from it."""
         self._at: list[_Standing] = [_Standing() for _ in range(rows)]
@@ -200,8 +202,18 @@ class Sharing:
 
     def evict_for(self, counts: Sequence[int]) -> None:
         """Give up cached blocks until these can be taken; the pool has said that it is possible."""
+        if self.frugal:
+            self._make_room_in_begun_slabs(counts)
         while self.pool.slabs_needed(counts) > self.pool.free.count:
             self._evict(self._choose(counts))
+
+    def _make_room_in_begun_slabs(self, counts: Sequence[int]) -> None:
+        for group, per_slab in enumerate(self.pool.blocks_per_slab):
+            while per_slab > 1 and counts[group] > self.pool.free_in_begun(group):
+                block = self.eviction.choose(group)
+                if block is None:
+                    break
+                self._evict(block)
 
     def give_up(self, group: int, slot: int) -> None:
         """Nobody will want this block: if it is cached, it goes now."""

@@ -34,6 +34,8 @@ class AdmissionView:
 
 class AdmissionPolicy(Protocol):
     name: str
+    guarantees: bool
+    """Whether it counts on every free slab: then cached blocks go before a new slab is begun."""
 
     def admits(self, view: AdmissionView) -> bool: ...
 
@@ -46,6 +48,7 @@ class MaxUtilization:
     """
 
     name = "max_utilization"
+    guarantees = False
 
     def admits(self, view: AdmissionView) -> bool:
         reserve = 0
@@ -61,6 +64,7 @@ class GuaranteedNoEvict:
     above what is free."""
 
     name = "guaranteed_no_evict"
+    guarantees = True
 
     def admits(self, view: AdmissionView) -> bool:
         return view.promised_max + view.need_max <= view.free

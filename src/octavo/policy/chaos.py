@@ -17,6 +17,7 @@ class Chaos:
 
     name = "chaos"
     whole_batches = False
+    guarantees = False
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)

@@ -56,6 +56,8 @@ class Scheduler:
         self.running = RunningSet(cache.rows)
         self.waiting = WaitingQueue()
         self.snapshots = Snapshots(cache)
+        if cache.sharing is not None:
+            cache.sharing.frugal = self.policies.admission.guarantees
         self.in_flight = 0
         """Plans submitted and not yet learned of."""
         self.plans_ahead = 0
