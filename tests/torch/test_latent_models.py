@@ -204,6 +204,19 @@ def test_a_checkpoint_is_served_from_its_files(name, mode, tmp_path):
     assert {output.outputs[0].record.attention_mode for output in outputs} == {f"{mode}/latent"}
 
 
+def test_index_keys_of_a_kept_prefix_serve_another_sequence(tmp_path):
+    bench = Bench(latent_config("glm_moe_dsa"))
+    bench.reference.save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True, max_kv_tokens=200, block_size=4, reuse="prefix")
+    opening = tiny_prompts()[5] * 2
+    prompts = [opening + rest[:9] for rest in tiny_prompts(3)]
+    params = SamplingParams(temperature=0.0, max_tokens=WANTED, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    bench.compare(prompts, [list(output.outputs[0].token_ids) for output in outputs])
+    hits = [output.outputs[0].record.cached_tokens.get("device", 0) for output in outputs]
+    assert sum(hit >= len(opening) for hit in hits) >= 4
+
+
 def test_native_kernels_for_latents_are_refused_when_asked_for(tmp_path):
     Bench(latent_config("youtu")).reference.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="latents"):
