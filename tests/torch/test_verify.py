@@ -12,10 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from octavo.errors import ModelError
 from octavo.geometry.dtypes import FP32
 from octavo.geometry.from_config import geometry_from_config
+from octavo.geometry.state import Borrowed
 from octavo.kernels.reference import ReferenceAttention
 from octavo.models.observe import require_geometry
 from octavo.models.shrink import VOCABULARY, shrunk
 from octavo.models.table import REFUSED, VERIFIED, refusal
+from octavo.models.trial import Trial
 from octavo.models.verify import TOLERANCE, NotTried, require_served, tiny_difference
 
 
@@ -171,6 +173,50 @@ def test_a_shrunk_config_keeps_its_kinds_of_layers_and_heads():
     assert config.sliding_window == 1024, "the config itself is left as it was"
 
 
+@pytest.mark.parametrize("model_type", ["gemma3", "gemma4"])
+def test_a_model_with_parts_that_see_is_tried_with_every_kind_of_its_text_layers(model_type):
+    fields = {"num_kv_shared_layers": 12} if model_type == "gemma4" else {}
+    config = AutoConfig.for_model(model_type, text_config={"num_hidden_layers": 24, **fields})
+    small = shrunk(config)
+    assert set(small.text_config.layer_types) == {"full_attention", "sliding_attention"}
+    assert small.vision_config is None or small.vision_config.num_hidden_layers == 1
+    assert difference(model_type, text_config=config.text_config.to_dict()) < TOLERANCE / 5
+
+
+def test_a_shrunk_config_keeps_layers_that_borrow_and_what_it_says_of_single_layers():
+    config = AutoConfig.for_model("gemma4_text", num_hidden_layers=18, num_kv_shared_layers=6, global_head_dim=512)
+    small = shrunk(config)
+    own = small.num_hidden_layers - small.num_kv_shared_layers
+    assert own >= 2
+    assert set(small.layer_types[:own]) == set(small.layer_types[own:]) == set(config.layer_types)
+    wide = [layer for layer, kind in enumerate(small.layer_types) if kind == "full_attention"]
+    assert [small.per_layer_config[layer].head_dim for layer in wide] == [32] * len(wide)
+    assert small.per_layer_config[0].head_dim == 16
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma2", "llama4_text", "gemma3n_text"])
+def test_the_trial_gives_up_blocks_while_sequences_run_and_spoils_them(monkeypatch, model_type):
+    trials = []
+    monkeypatch.setattr(
+        "octavo.models.verify.Trial", lambda *a, **k: trials.append(Trial(*a, **k)) or trials[-1]
+    )  # fmt: skip
+    difference(model_type, **({"sliding_window": 4096} if model_type == "mistral" else {}))
+    assert [trial.given_up > 0 for trial in trials] == [True, True]
+    assert [trial.pauses for trial in trials] == [1, 1]
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "llama4_text"])
+def test_the_trial_finds_a_kernel_that_reads_what_was_given_up(monkeypatch, model_type):
+    attend = ReferenceAttention.attend
+
+    def greedy(self, q, new, pages, step, rule):
+        return attend(self, q, new, pages, step, dataclasses.replace(rule, window=None, chunk_tokens=None))
+
+    monkeypatch.setattr(ReferenceAttention, "attend", greedy)
+    found = difference(model_type, **({"sliding_window": 4096} if model_type == "mistral" else {}))
+    assert found == float("inf"), "what is spoilt is not a number, and spreads"
+
+
 def test_verifying_leaves_the_random_state_of_torch_alone():
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -185,3 +231,37 @@ def test_a_config_that_does_not_fit_its_model_is_refused_layer_by_layer():
     wrong = {**config.to_dict(), "num_key_value_heads": 4}
     with pytest.raises(ModelError, match="layer 0 stores"):
         require_geometry(model, geometry_from_config(wrong, FP32).layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("mistral", {"sliding_window": 5}, "layer 0 attends over a window of 6 where its config says a window of 5"),
+        ("llama4_text", {"attention_chunk_size": 5}, "layer 0 attends over chunks of 7 .* says chunks of 5"),
+        ("gemma3n_text", {"num_kv_shared_layers": 1}, "layer 3 stores {} a token"),
+    ],
+)
+def test_a_model_that_reads_other_state_than_its_config_says_is_refused(name, fields, said):
+    config = tiny_config(name)
+    model = AutoModelForCausalLM.from_config(config)
+    require_geometry(model, geometry_from_config(config.to_dict(), FP32).layers)
+    with pytest.raises(ModelError, match=said):
+        require_geometry(model, geometry_from_config({**config.to_dict(), **fields}, FP32).layers)
+
+
+def test_a_wider_window_than_a_model_reads_is_no_reason_to_refuse_it():
+    config = tiny_config("mistral")
+    model = AutoModelForCausalLM.from_config(config)
+    require_geometry(model, geometry_from_config({**config.to_dict(), "sliding_window": 8}, FP32).layers)
+
+
+def test_a_layer_that_borrows_from_another_than_planned_is_refused():
+    config = tiny_config("gemma3n_text")
+    model = AutoModelForCausalLM.from_config(config)
+    layers = list(geometry_from_config(config.to_dict(), FP32).layers)
+    assert layers[3] == Borrowed(1)
+    layers[3] = Borrowed(0)
+    with pytest.raises(
+        ModelError, match="layer 3 reads the state of layer 1 where its config says the state of layer 0"
+    ):
+        require_geometry(model, layers)

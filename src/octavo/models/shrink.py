@@ -69,11 +69,12 @@ _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 def shrunk(config: Any) -> Any:
     """A small copy of a Transformers config, of the same class and kind."""
     small = copy.deepcopy(config)
+    text = small.get_text_config()
     for key in getattr(small, "sub_configs", {}):
         inner = getattr(small, key, None)
         if inner is not None:
             setattr(small, key, shrunk(inner))
-            if inner is not config.get_text_config() and getattr(inner, "num_hidden_layers", None):
+            if inner is not text and getattr(inner, "num_hidden_layers", None):
                 getattr(small, key).num_hidden_layers = 1  # what sees or hears is not tried: the trial is text
     if small.get_text_config() is small:
         overrides = _take_overrides(small)
