@@ -50,15 +50,19 @@ def test_our_own_format_says_everything(tmp_path: Path) -> None:
     ("text", "name", "lengths", "second_ns"),
     [
         (
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
-            "2023-11-16 18:17:04.0319600,31,8\n",
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
+                "2023-11-16 18:17:04.0319600,31,8\n"
+            ),
             "azure",
             [(48, 10), (31, 8)],
             52_000_000,
         ),
         (
-            "Timestamp,Session ID,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-            "5,x,m,472,18,490,c\n45,y,m,1,2,3,c\n",
+            (
+                "Timestamp,Session ID,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+                "5,x,m,472,18,490,c\n45,y,m,1,2,3,c\n"
+            ),
             "burstgpt",
             [(472, 18), (1, 2)],
             40_000_000_000,

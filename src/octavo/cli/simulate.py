@@ -230,7 +230,7 @@ def _synthetic(given: dict[str, Any]) -> tuple[Any, list[str]]:
     if prefix < 0:
         raise ConfigError("shared_prefix", prefix, "must be at least 0 tokens")
     made = Synthetic(
-        requests=given["requests"] or 1000,
+        requests=1000 if given["requests"] is None else given["requests"],
         arrivals=Arrivals(rate=given["rate"], variation=given["variation"], on_s=given["on_s"], off_s=given["off_s"]),
         input_tokens=inputs,
         output_tokens=outputs,
