@@ -99,6 +99,20 @@ def test_states_lie_where_the_layout_says_and_a_divided_convolution_is_one():
     assert int(arena.bytes.ne(0).sum()) <= 2 * group.block_bytes
 
 
+@pytest.mark.parametrize("slabs", [1, 2, 7])
+def test_all_parts_of_a_group_have_the_same_places_and_the_last_block_is_one(slabs):
+    """Also where a block may start at many more places than there are blocks: kernels read keys and values alike."""
+    layout = make_layout(served_groups([Growing(kv(2, 20, BF16)), state_space(56)]), 4, "tokens_heads")
+    assert any(group.blocks_per_slab > 1 for group in layout.groups)
+    arena = Arena(layout, slabs)
+    pages, slots = arena.pages(0), arena.slots(1)
+    for group, views in ((0, (pages.k, pages.v)), (1, (*slots.convolutions, *slots.recurrences))):
+        last = slabs * layout.groups[group].blocks_per_slab - 1
+        unit = int(arena.units(group, np.asarray([last], np.int32))[0])
+        assert len({view.shape[0] for view in views}) == 1
+        assert unit < views[0].shape[0]
+
+
 def test_copies_read_every_block_before_they_write_any():
     layout = make_layout(served_groups([state_space()]), 4, "tokens_heads")
     arena = Arena(layout, 5)

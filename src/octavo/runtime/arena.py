@@ -91,7 +91,7 @@ class Arena:
                 f"{field.component} of layer {field.layer} in {field.dtype} lies at byte {offset} of blocks that start "
                 f"every {unit} bytes, which cannot be divided into elements of {size}; use a multiple of 4",
             )
-        units = (self.bytes.numel() - offset - prod(shape) * size) // unit + 1
+        units = (self.bytes.numel() - self.layout.groups[index].block_bytes) // unit + 1  # the same for all of a group
         typed = self.bytes[: self.bytes.numel() // size * size].view(dtype)
         return typed.as_strided((units, *shape), (unit // size, *_contiguous_strides(shape)), offset // size)
 
