@@ -50,3 +50,24 @@ def test_a_model_whose_recurrent_layers_keep_their_own_state_is_refused_by_name(
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="a cache of their own kind"):
         LLM(str(tmp_path), skip_tokenizer_init=True, num_gpu_blocks_override=8)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("name", ["bamba", "qwen3_next", "zaya"])
+def test_in_bfloat16_with_reuse_and_eight_bits_the_second_answer_is_the_first(
+    tmp_path: Path, name: str, kv_cache_dtype: str
+) -> None:
+    """Keys and values are quantised, states never; the second time both are found."""
+    model = AutoModelForCausalLM.from_config(recurrent_config(name)).eval()
+    enliven(model, seed=7)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    llm = LLM(
+        str(tmp_path), skip_tokenizer_init=True, num_gpu_blocks_override=80, block_size=4, max_num_seqs=4,
+        max_num_batched_tokens=16, kv_cache_dtype=kv_cache_dtype, reuse="prefix", audit=True,
+    )  # fmt: skip
+    random = np.random.default_rng(3)
+    prompts = [random.integers(3, 120, size=n).tolist() for n in (21, 1, 9)]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    answers = [[output.outputs[0].token_ids for output in llm.generate(prompts, params)] for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert llm.engine.deployment.kv_dtype.name == ("bf16" if kv_cache_dtype == "auto" else "int8")
