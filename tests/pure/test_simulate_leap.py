@@ -140,7 +140,7 @@ def assert_same(seed: int) -> Kept:
     return at_once
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**40))
 def test_leaps_and_single_steps_tell_the_same_events(seed: int) -> None:
     assert_same(seed)
@@ -149,17 +149,17 @@ def test_leaps_and_single_steps_tell_the_same_events(seed: int) -> None:
 def test_the_worlds_leap_and_preempt_and_wait_and_share() -> None:
     """The property above is worth what its worlds contain."""
     runs = preempted = waiting = crossing = shared = 0
-    for seed in range(120):
+    for seed in range(60):
         kept = assert_same(seed)
         runs += len(kept.runs)
         waiting += sum(run.waiting > 0 for run in kept.runs)
         crossing += sum(run.free_slabs[0] != run.free_slabs[-1] for run in kept.runs)
         preempted += sum(isinstance(event, Preempted) for event in kept.events)
         shared += sum(bool(e.record.cached_tokens) for e in kept.events if isinstance(e, Finished))
-    assert min(runs, waiting, crossing, preempted, shared) > 20
+    assert min(runs, waiting, crossing, preempted, shared) > 8
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_in_the_middle_of_a_run_the_state_is_that_of_single_steps(seed: int) -> None:
     def stopped(leap: bool, until_s: float | None) -> tuple[Kept, Simulation]:
         core, arrivals = world(seed)

@@ -13,7 +13,7 @@ read and multiplied is the planner's `Machine` and the geometry's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -116,13 +116,15 @@ class RooflineCost:
         return self.factors.host_s.value
 
     def step_seconds(self, shape: StepShape) -> float:
-        fixed = self._fixed_s(shape)
+        seconds = self._fixed_s(shape)
         starts, counts = shape.starts, shape.counts
-        sums = [(law, int(law.read(starts, counts).sum()), int(law.pairs(starts, counts).sum())) for law in self.laws]
-        seconds = np.array([fixed])
-        for law, read, pairs in sums:
-            seconds = seconds + self._attention_s(law, np.array([read]), np.array([pairs]), shape)
-        return float(seconds[0])
+        for law in self.laws:
+            if shape.tokens == shape.chunks and law.kind == "full":
+                read = pairs = shape.context_tokens
+            else:
+                read, pairs = int(law.read(starts, counts).sum()), int(law.pairs(starts, counts).sum())
+            seconds += max(self._attention_parts_s(law, read, pairs, shape.tokens))
+        return seconds
 
     def run_seconds(self, shape: StepShape, steps: int) -> Float64:
         seconds = np.full(steps, self._fixed_s(shape))
@@ -134,7 +136,7 @@ class RooflineCost:
             else:
                 read = law.read(shape.starts[None, :] + later[:, None], one).sum(axis=1)
             pairs = np.zeros_like(read) if law.kind == "constant" else read
-            seconds = seconds + self._attention_s(law, read, pairs, shape)
+            seconds = seconds + np.maximum(*self._attention_parts_s(law, read, pairs, shape.tokens))
         return seconds
 
     def _fixed_s(self, shape: StepShape) -> float:
@@ -155,13 +157,12 @@ class RooflineCost:
         moved = 2 * (self.ranks - 1) / self.ranks * tokens * self.machine.geometry.hidden_size * 2
         return 2 * layers * (moved / (link * self.factors.link.value) + self.factors.exchange_s.value)
 
-    def _attention_s(self, law: _Law, read: Int64, pairs: Int64, shape: StepShape) -> Float64:
+    def _attention_parts_s(self, law: _Law, read: Any, pairs: Any, tokens: int) -> tuple[Any, Any]:
+        """(seconds of reading, seconds of arithmetic), of one step or of many: the same sums either way."""
         device, factors = self.machine.accelerator, self.factors
-        touched = read * law.bytes_per_position + shape.tokens * law.written_bytes
-        reading = touched / np.float64(device.bandwidth_bytes_per_s * factors.state_bandwidth.value)
-        arithmetic = (pairs * law.flops_per_pair) / np.float64(device.flops(16) * factors.attention_flops.value)
-        longer: Float64 = np.maximum(reading, arithmetic)
-        return longer
+        touched = read * law.bytes_per_position + tokens * law.written_bytes
+        reading = touched / (device.bandwidth_bytes_per_s * factors.state_bandwidth.value)
+        return reading, pairs * law.flops_per_pair / (device.flops(16) * factors.attention_flops.value)
 
 
 def laws_of(geometry: ModelGeometry) -> tuple[_Law, ...]:

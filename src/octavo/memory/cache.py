@@ -64,6 +64,7 @@ class KVCache:
         """All plans up to this number have completed."""
         self.suspensions: dict[int, Suspended] = {}
         self._tickets = 0
+        self._most_tokens: int | None = None
         self._draining: dict[int, list[tuple[int, Int32]]] = {}
         self._block_tokens = tuple(g.block_tokens for g in layout.groups)
         # A contiguous run is given up whole, as in the engines that it stands for.
@@ -110,7 +111,9 @@ class KVCache:
 
     def max_tokens_per_sequence(self) -> int:
         """The most positions that one sequence alone could hold in this pool, computing one at a time."""
-        return self.layout.most_tokens(self.pool.slabs, 1 if self._sliding else None)
+        if self._most_tokens is None:  # it never changes, and every request asks
+            self._most_tokens = self.layout.most_tokens(self.pool.slabs, 1 if self._sliding else None)
+        return self._most_tokens
 
     def largest_step(self, tokens: int, most: int) -> int:
         """The most positions a step, up to `most`, with which a sequence can reach `tokens` alone in this pool."""
