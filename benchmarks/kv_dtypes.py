@@ -210,7 +210,7 @@ def measured(
     bench.run(roomy, [(prompt, options.scored) for prompt in prompts], scripted)
     wide = bench.deployment(kind, options.prompt + options.greedy, max_kv_tokens=count * (length + 16), **steps)
     greedy, _ = bench.run(wide, [(prompt, options.greedy) for prompt in prompts])
-    tight = bench.deployment(kind, FILL + 1, kv_cache_memory_bytes=options.kv_bytes, max_num_batched_tokens=1024)
+    tight = bench.deployment(kind, FILL + 1, kv_cache_memory_bytes=options.kv_bytes, max_num_batched_tokens=8192)
     _, held = bench.run(tight, [(texts[i % count][: FILL - 1], 2) for i in range(tight.kv_tokens // FILL + 4)])
     mean = sum(scripted.logprobs.values()) / len(scripted.logprobs)
     row = {
