@@ -135,7 +135,13 @@ struct I8 {
   using T = int8_t;
   static constexpr float kLargest = 127.0f;
   static OCTAVO_INLINE vf load(const T* p) {
+#if defined(OCTAVO_AVX512)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(OCTAVO_AVX2)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
     return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const vc_any*>(p), vi), vf);
+#endif
   }
   static OCTAVO_INLINE void store(T* p, vf x) {  // to the nearest, ties to even
     vi whole = (vi)(x + splat(0x1.8p23f)) - splat(0x4b400000);
@@ -147,7 +153,13 @@ struct E4M3 {  // sign, 4 bits of exponent (bias 7), 3 of fraction; subnormals, 
   using T = uint8_t;
   static constexpr float kLargest = 448.0f;
   static OCTAVO_INLINE vf load(const T* p) {
+#if defined(OCTAVO_AVX512)
+    vu byte = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(OCTAVO_AVX2)
+    vu byte = (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
     vu byte = __builtin_convertvector(*reinterpret_cast<const vb_any*>(p), vu);
+#endif
     vf size = (vf)((byte & 0x7fu) << 20) * splat(0x1p120f);  // exact, subnormals included
     return (vf)((vu)size | ((byte & 0x80u) << 24));
   }
