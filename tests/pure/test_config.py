@@ -132,7 +132,7 @@ BAD: list[tuple[str, Any]] = [
     ("batching", "continuous"),
     ("admission", "future_bounded"),
     ("preemption", "offload"),
-    ("reuse", "prefix"),
+    ("reuse", "always"),
     ("pipeline_depth", 2),
     ("pipeline_depth", True),
     ("audit", 1),
