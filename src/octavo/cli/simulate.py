@@ -136,38 +136,40 @@ def simulate(  # noqa: PLR0913 - one for each flag
 
     Runs octavo's own scheduler, cache and policies in virtual time against a cost model of the device.
     """
-    if story is not None:
-        _tell(story, as_json=as_json)
-        return
     given = dict(locals())
-    from octavo.planner.asked import Asked as Planned
-    from octavo.policy.bundle import Policies
-    from octavo.simulate.deploy import replica_of
-    from octavo.simulate.measure import Objectives
-    from octavo.simulate.run import Asked
-    from octavo.simulate.run import simulate as run
-
-    planned = Planned.of(**{name: given[name] for name in _PLANNED})
-    names = {"allocation": allocation, "batching": batching, "admission": admission, "reuse": reuse}
-    replica = replica_of(model, planned)
-    source, notes = _workload(given)
-    asked = Asked(
-        source=source,
-        policies=lambda: Policies.named(**names),
-        objectives=Objectives(slo_ttft, slo_tpot, slo_e2e),
-        eviction=eviction,
-        depth=pipeline_depth,
-        leap=not single_steps,
-        intervals=intervals,
-    )
-    pool = f"{replica.slabs:,} blocks, {replica.kv_tokens:,} tokens of KV cache"
-    most = f"{replica.max_num_seqs} sequences and {replica.max_num_batched_tokens:,} tokens a step at most"
-    head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *notes]
-    _print(run(replica, asked), head, as_json=as_json)
+    if story is None:
+        _run(given)
+    else:
+        _tell(story, as_json=as_json)
 
 
 _PLANNED = ("device", "tp", "context", "block_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes",
             "kv_dtype", "utilization", "weights_bytes", "price", "layers", "kv_heads", "head_dim", "heads")  # fmt: skip
+
+
+def _run(given: dict[str, Any]) -> None:
+    from octavo.planner.asked import Asked as Planned
+    from octavo.policy.bundle import Policies
+    from octavo.simulate.deploy import replica_of
+    from octavo.simulate.measure import Objectives
+    from octavo.simulate.run import Asked, simulate
+
+    replica = replica_of(given["model"], Planned.of(**{name: given[name] for name in _PLANNED}))
+    names = {name: given[name] for name in ("allocation", "batching", "admission", "reuse")}
+    source, notes = _workload(given)
+    asked = Asked(
+        source=source,
+        policies=lambda: Policies.named(**names),
+        objectives=Objectives(given["slo_ttft"], given["slo_tpot"], given["slo_e2e"]),
+        eviction=given["eviction"],
+        depth=given["pipeline_depth"],
+        leap=not given["single_steps"],
+        intervals=given["intervals"],
+    )
+    pool = f"{replica.slabs:,} blocks, {replica.kv_tokens:,} tokens of KV cache"
+    most = f"{replica.max_num_seqs} sequences and {replica.max_num_batched_tokens:,} tokens a step at most"
+    head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *notes]
+    _print(simulate(replica, asked), head, as_json=given["as_json"])
 
 
 def _tell(story: str, *, as_json: bool) -> None:

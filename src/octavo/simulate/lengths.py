@@ -19,7 +19,7 @@ from octavo.memory.values import Int64
 
 
 class Lengths(Protocol):
-    def draw(self, random: np.random.Generator, count: int) -> Int64: ...
+    def draw(self, generator: np.random.Generator, count: int) -> Int64: ...
 
 
 def _at_least_one(field: str, value: int) -> None:
@@ -39,7 +39,7 @@ class Fixed:
     def __post_init__(self) -> None:
         _at_least_one("tokens", self.tokens)
 
-    def draw(self, random: np.random.Generator, count: int) -> Int64:
+    def draw(self, generator: np.random.Generator, count: int) -> Int64:
         return np.full(count, self.tokens, dtype=np.int64)
 
 
@@ -54,8 +54,8 @@ class Uniform:
         if self.high < self.low:
             raise ConfigError("high", self.high, f"must not be below low={self.low}")
 
-    def draw(self, random: np.random.Generator, count: int) -> Int64:
-        return random.integers(self.low, self.high, count, endpoint=True, dtype=np.int64)
+    def draw(self, generator: np.random.Generator, count: int) -> Int64:
+        return generator.integers(self.low, self.high, count, endpoint=True, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class LogNormal:
         _positive("mean", self.mean)
         _positive("deviation", self.deviation)
 
-    def draw(self, random: np.random.Generator, count: int) -> Int64:
+    def draw(self, generator: np.random.Generator, count: int) -> Int64:
         variance = log(1 + (self.deviation / self.mean) ** 2)
-        drawn = random.lognormal(log(self.mean) - variance / 2, sqrt(variance), count)
+        drawn = generator.lognormal(log(self.mean) - variance / 2, sqrt(variance), count)
         lengths: Int64 = np.clip(np.rint(drawn), 1, self.most or 2**31 - 1).astype(np.int64)
         return lengths
 
@@ -90,10 +90,10 @@ class Zipf:
         if self.high < self.low:
             raise ConfigError("high", self.high, f"must not be below low={self.low}")
 
-    def draw(self, random: np.random.Generator, count: int) -> Int64:
+    def draw(self, generator: np.random.Generator, count: int) -> Int64:
         lengths = np.arange(self.low, self.high + 1, dtype=np.int64)
         weights = np.cumsum(lengths.astype(np.float64) ** -self.exponent)
-        drawn: Int64 = lengths[np.searchsorted(weights, random.random(count) * weights[-1], side="right")]
+        drawn: Int64 = lengths[np.searchsorted(weights, generator.random(count) * weights[-1], side="right")]
         return drawn
 
 
@@ -108,8 +108,8 @@ class Empirical:
             raise ConfigError("tokens", self.tokens, "needs at least one length that was seen")
         _at_least_one("tokens", min(self.tokens))
 
-    def draw(self, random: np.random.Generator, count: int) -> Int64:
-        drawn: Int64 = random.choice(np.array(self.tokens, dtype=np.int64), count)
+    def draw(self, generator: np.random.Generator, count: int) -> Int64:
+        drawn: Int64 = generator.choice(np.array(self.tokens, dtype=np.int64), count)
         return drawn
 
 

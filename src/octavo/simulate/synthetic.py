@@ -43,14 +43,14 @@ class Arrivals:
         if not 0 <= self.off_s < float("inf"):
             raise ConfigError("off_s", self.off_s, "must be at least 0 seconds")
 
-    def draw_ns(self, random: np.random.Generator, count: int) -> Int64:
+    def draw_ns(self, generator: np.random.Generator, count: int) -> Int64:
         if self.rate == float("inf"):
             return np.zeros(count, dtype=np.int64)
         if self.variation == 0:
             gaps = np.full(count, 1 / self.rate)
         else:
             shape = self.variation**-2
-            gaps = random.gamma(shape, 1 / (self.rate * shape), count)
+            gaps = generator.gamma(shape, 1 / (self.rate * shape), count)
         moments = np.cumsum(gaps)
         if self.on_s is not None:
             moments = moments + np.floor(moments / self.on_s) * self.off_s
@@ -76,12 +76,12 @@ class PrefixTree:
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must be at least 0")
 
-    def path(self, random: np.random.Generator) -> tuple[int, ...]:
+    def path(self, generator: np.random.Generator) -> tuple[int, ...]:
         """Hash ids of one prompt's shared start."""
         ids = list(range(self.root_blocks))
         node, base = 0, self.root_blocks
         for level in range(self.depth):
-            node = node * self.fan + int(random.integers(self.fan))
+            node = node * self.fan + int(generator.integers(self.fan))
             ids.extend(base + node * self.level_blocks + block for block in range(self.level_blocks))
             base += self.fan ** (level + 1) * self.level_blocks
         return tuple(ids)
@@ -110,16 +110,16 @@ class Synthetic:
 
     def draw(self) -> tuple[TraceRequest, ...]:
         """The requests, in order of arrival; later turns of a session arrive with it and wait for their turn."""
-        random = np.random.default_rng(self.seed)
+        generator = np.random.default_rng(self.seed)
         count = self.requests
-        turns = np.ones(count, dtype=np.int64) if self.turns is None else self.turns.draw(random, count)
+        turns = np.ones(count, dtype=np.int64) if self.turns is None else self.turns.draw(generator, count)
         sessions = int(np.searchsorted(np.cumsum(turns), count) + 1)
-        arrivals = self.arrivals.draw_ns(random, sessions).tolist()
-        inputs = self.input_tokens.draw(random, count).tolist()
-        outputs = self.output_tokens.draw(random, count).tolist()
+        arrivals = self.arrivals.draw_ns(generator, sessions).tolist()
+        inputs = self.input_tokens.draw(generator, count).tolist()
+        outputs = self.output_tokens.draw(generator, count).tolist()
         made: list[TraceRequest] = []
         for session in range(sessions):
-            shared = () if self.prefixes is None else self.prefixes.path(random)
+            shared = () if self.prefixes is None else self.prefixes.path(generator)
             block = 0 if self.prefixes is None else self.prefixes.block_tokens
             said = len(shared) * block
             for turn in range(min(int(turns[session]), count - len(made))):
