@@ -22,8 +22,10 @@ from transformers import PreTrainedModel
 from octavo.errors import ModelError, OctavoError
 from octavo.geometry.dtypes import FP32
 from octavo.geometry.from_config import geometry_from_config
+from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.groups import served_groups
-from octavo.memory.layout import Layout, make_layout
+from octavo.memory.layout import BlockOrder, Layout, make_layout
 from octavo.memory.values import Int32, Int64
 from octavo.models.observe import require_geometry
 from octavo.models.rope import fix_rope
@@ -69,12 +71,12 @@ class NotTried(ModelError):
     """No tiny model of this architecture could be built or run by Transformers itself."""
 
 
-def require_served(model: PreTrainedModel) -> str:
+def require_served(model: PreTrainedModel, backend: AttentionBackend | None = None) -> str:
     """How it is known that this model is served exactly, in a few words. Raises `ModelError` if it is not.
 
     The model itself is not run or changed; a tiny one of its class and config is. Types in the
     verified table are tried too, since a config can switch on what their tests did not; the table
-    decides alone only where no tiny model can be made.
+    decides alone only where no tiny model can be made. `backend` is the one that will serve; plain torch if not given.
     """
     name, kind = type(model).__name__, model.config.model_type
     reason = refusal(model.config)
@@ -82,9 +84,9 @@ def require_served(model: PreTrainedModel) -> str:
         raise ModelError("architecture", name, reason)
     try:
         # A tie between experts can go either way in the last bit; a mistake shows with every seed.
-        worst = tiny_difference(type(model), model.config, seed=0)
+        worst = tiny_difference(type(model), model.config, seed=0, backend=backend)
         if not worst <= TOLERANCE:
-            worst = tiny_difference(type(model), model.config, seed=1)
+            worst = tiny_difference(type(model), model.config, seed=1, backend=backend)
     except NotTried:
         if not in_table(model.config):
             raise
@@ -96,7 +98,9 @@ def require_served(model: PreTrainedModel) -> str:
     return f"{kind}: a tiny random model of it equals Transformers{known} (logits within {worst:.0e})"
 
 
-def tiny_difference(model_class: type[PreTrainedModel], config: Any, *, seed: int = 0) -> float:
+def tiny_difference(
+    model_class: type[PreTrainedModel], config: Any, *, seed: int = 0, backend: AttentionBackend | None = None
+) -> float:
     """The worst relative difference of a logit over the trials.
 
     Raises `NotTried` where Transformers itself cannot run a tiny model, `ModelError` where octavo cannot.
@@ -115,29 +119,36 @@ def tiny_difference(model_class: type[PreTrainedModel], config: Any, *, seed: in
         remedy = f"it could not be checked on a tiny random model: {type(error).__name__}: {error}"
         raise NotTried("architecture", name, remedy) from error
     try:
-        layout = _layout(served, small)
-        alone = _trial(served, layout, texts[:1], expected[:1], seed)
-        return max(alone, _trial(served, layout, texts, expected, seed))
+        kernels = ReferenceAttention() if backend is None else backend
+        layout = _layout(served, small, kernels.block_order)
+        # First alone, then together, in fewer rows than texts.
+        several = ((texts[:1], expected[:1]), (texts, expected))
+        return max(_trial(served, layout, kernels, pair, seed) for pair in several)
     except Exception as error:
         told = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
         raise ModelError("architecture", name, f"a tiny random model of it cannot be served: {told}") from error
 
 
-def _layout(served: PreTrainedModel, config: Any) -> Layout:
+def _layout(served: PreTrainedModel, config: Any, order: BlockOrder) -> Layout:
     """Blocks as the tiny model's geometry has them, which must be what its layers keep."""
     raw = {**config.to_dict(), "architectures": [type(served).__name__]}
     layers = geometry_from_config(raw, FP32, model_dtype=FP32).layers
     require_geometry(served, layers)
-    return make_layout(served_groups(layers), BLOCK_TOKENS, "tokens_heads")
+    return make_layout(served_groups(layers), BLOCK_TOKENS, order)
 
 
 def _trial(
-    served: PreTrainedModel, layout: Layout, texts: list[list[int]], expected: list[torch.Tensor], seed: int
+    served: PreTrainedModel,
+    layout: Layout,
+    backend: AttentionBackend,
+    pair: tuple[list[list[int]], list[torch.Tensor]],
+    seed: int,
 ) -> float:
-    """Put the texts through the executor together, in fewer rows than texts; the last one is paused."""
+    """Put texts through the executor together; the last one is paused. `pair`: the texts, and their logits."""
+    texts, expected = pair
     witness = _Witness(dict(enumerate(texts)), {}, {})
     rows = min(len(texts), 3)
-    executor = TorchExecutor(served, layout, SLABS, rows=rows, sampler=witness)
+    executor = TorchExecutor(served, layout, SLABS, rows=rows, sampler=witness, backend=backend)
     made = subjects([text[:-WANTED] for text in texts], WANTED, pause=len(texts) - 1)
     Trial(executor, layout, SLABS, rows, seed=seed, spoil=spoiler(executor)).run(made)
     return _worst(witness, made, expected)
