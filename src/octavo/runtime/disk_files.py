@@ -1,0 +1,118 @@
+"""The few system calls that a pool on disk makes, behind a seam where tests put full disks and failing reads.
+
+Owns opening safely: mode 0600, a regular file of this user, never through a symbolic link (of the last part of the
+path; the directories above are the user's choice), held by one process at a time. Knows nothing of records.
+Invariant: `write_all` and `read_into` finish, or say why not; no `OSError` passes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from octavo.errors import ConfigError
+from octavo.runtime.disk_format import Reason
+
+FIELD = "disk_path"
+
+
+class Syscalls(Protocol):
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int: ...
+
+    def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int: ...
+
+
+class RealSyscalls:
+    """The operating system's."""
+
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(descriptor, data, offset)
+
+    def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        return os.preadv(descriptor, buffers, offset)
+
+
+def open_alone(path: Path) -> int:
+    """A descriptor of the file, made if absent, locked until closed. Raises `ConfigError`."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        remedy = f"cannot be opened: {error.strerror}"
+        if error.errno == errno.ELOOP:
+            remedy = "is a symbolic link, which is not followed; name the file itself"
+        raise ConfigError(FIELD, str(path), remedy) from None
+    try:
+        _take(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _take(descriptor: int, path: Path) -> None:
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        raise ConfigError(FIELD, str(path), "is not a regular file; name one, or a path where nothing is yet")
+    if facts.st_uid != os.geteuid():
+        raise ConfigError(FIELD, str(path), "belongs to another user, who could read or change what is kept there")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        remedy = f"cannot be locked: {error.strerror}"
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            remedy = "is in use by another process; give each engine a file of its own, or stop the other"
+        raise ConfigError(FIELD, str(path), remedy) from None
+    os.fchmod(descriptor, 0o600)
+
+
+def preallocate(descriptor: int, size: int, path: Path) -> None:
+    """Make the file `size` bytes long, with room on the disk for all of them. Raises `ConfigError`."""
+    try:
+        if os.fstat(descriptor).st_size > size:
+            os.ftruncate(descriptor, size)
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        remedy = f"the file system does not grant that many bytes for {path}: {error.strerror}"
+        raise ConfigError("disk_bytes", size, remedy) from None
+
+
+def reason_of(error: OSError) -> Reason:
+    return "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "io_error"
+
+
+def write_all(calls: Syscalls, descriptor: int, data: memoryview, offset: int) -> Reason | None:
+    """Write every byte, in as many calls as it takes; else why not."""
+    done = 0
+    while done < len(data):
+        try:
+            count = calls.pwrite(descriptor, data[done:], offset + done)
+        except OSError as error:
+            return reason_of(error)
+        if count <= 0:
+            return "short_write"
+        done += count
+    return None
+
+
+def read_into(calls: Syscalls, descriptor: int, buffers: Sequence[memoryview], offset: int) -> Reason | None:
+    """Fill the buffers, one after the other; else why not."""
+    left = [buffer for buffer in buffers if len(buffer)]
+    while left:
+        try:
+            count = calls.preadv(descriptor, left, offset)
+        except OSError as error:
+            return reason_of(error)
+        if count <= 0:
+            return "truncated"
+        offset += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
+    return None
