@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
+from typing import Self
 
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.runtime.disk_files import FIELD, RealSyscalls, Syscalls, open_alone, preallocate, read_into, write_all
@@ -145,7 +146,7 @@ class DiskPool:
         return reason
 
     def drop(self, key: bytes) -> bool:
-        """Forget a block, on disk as well; false if it was not here."""
+        """Forget a block, on disk as well if it can be written; false if it was not here."""
         with self._turn:
             with self._index:
                 slot = self._kept.pop(key, None)
@@ -178,7 +179,7 @@ class DiskPool:
                 os.close(self._descriptor)
             self._descriptor = -1
 
-    def __enter__(self) -> DiskPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -193,7 +194,7 @@ class DiskPool:
         if len(key) != KEY_BYTES or len(data) != self.block_bytes:
             raise InvariantViolation(
                 "disk-block",
-                f"a key of {len(key)} bytes and a block of {len(data)}, where {KEY_BYTES} and {self.block_bytes} belong",
+                f"key of {len(key)} bytes and block of {len(data)}, where {KEY_BYTES} and {self.block_bytes} belong",
             )
         return data
 
