@@ -10,73 +10,15 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.runtime.disk import DiskPool
-from octavo.runtime.disk_files import RealSyscalls
-from octavo.runtime.disk_format import HEADER_BYTES, POOL_BYTES, Identity, checksum, record_bytes_for
-
-SIZE = 700
-RECORD = record_bytes_for(SIZE)
-MODEL = Identity.of("model a", "layout a", "full")
-
-
-def key(n):
-    return checksum(b"key %d" % n)
-
-
-def payload(n, version=0):
-    return random.Random(n * 1000 + version).randbytes(SIZE)
-
-
-def opened(path, slots=4, identity=MODEL, size=SIZE, syscalls=None):
-    return DiskPool(path, identity, size, POOL_BYTES + slots * record_bytes_for(size), syscalls)
-
-
-def read(pool, n):
-    into = bytearray(pool.block_bytes)
-    return pool.get(key(n), into) or bytes(into)
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class Faulty(RealSyscalls):
-    """Fails, cuts short, or dies, as it is told before a call."""
-
-    def __init__(self):
-        self.write_error = self.read_error = self.die_after = None
-        self.most = None
-        self.written = 0
-        self.calls = 0
-
-    def pwrite(self, descriptor, data, offset):
-        if self.write_error is not None:
-            raise OSError(self.write_error, "injected")
-        self.calls += 1
-        if self.most is not None:
-            data = data[: self.most]
-        if self.die_after is not None and self.written + len(data) > self.die_after:
-            super().pwrite(descriptor, data[: self.die_after - self.written], offset)
-            raise Killed
-        self.written += len(data)
-        return super().pwrite(descriptor, data, offset)
-
-    def preadv(self, descriptor, buffers, offset):
-        if self.read_error is not None:
-            raise OSError(self.read_error, "injected")
-        if self.most:
-            buffers = [buffers[0][: self.most]]
-        return super().preadv(descriptor, buffers, offset)
+from octavo.runtime.disk_format import HEADER_BYTES, POOL_BYTES, Identity
+from tests.torch.disk_faults import MODEL, RECORD, SIZE, Faulty, Killed, key, opened, payload, read
 
 
 def test_a_block_comes_back_as_written_and_after_a_restart(tmp_path):
@@ -282,9 +224,9 @@ def test_a_crash_while_the_file_is_made_leaves_a_usable_path(tmp_path):
 
 WRITER = """
 import sys
-sys.path[:0] = [{src!r}, {tests!r}]
+sys.path[:0] = [{src!r}, {root!r}]
 from pathlib import Path
-from test_disk import key, opened, payload
+from tests.torch.disk_faults import key, opened, payload
 pool = opened(Path({path!r}), slots=8)
 print("ready", flush=True)
 version = 0
@@ -300,7 +242,7 @@ def test_a_writer_killed_at_random_points_leaves_only_whole_blocks(tmp_path):
     path = tmp_path / "pool"
     here = Path(__file__).resolve()
     script = tmp_path / "writer.py"
-    script.write_text(WRITER.format(src=str(here.parents[2] / "src"), tests=str(here.parent), path=str(path)))
+    script.write_text(WRITER.format(src=str(here.parents[2] / "src"), root=str(here.parents[2]), path=str(path)))
     served = 0
     for round_ in range(20):
         child = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
@@ -347,95 +289,3 @@ def test_too_little_room_and_blocks_of_a_wrong_size_are_refused(tmp_path):
         DiskPool(tmp_path / "pool", MODEL, SIZE, POOL_BYTES)
     with opened(tmp_path / "pool") as pool, pytest.raises(InvariantViolation):
         pool.put(key(1), b"short")
-
-
-class StoreAgainstDict(RuleBasedStateMachine):
-    """A dict says what each key may hold; the pool may forget, and may never say anything else."""
-
-    def __init__(self):
-        super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = Path(self.folder.name) / "pool"
-        self.model = {}
-        self.calls = Faulty()
-
-    @initialize(slots=st.integers(1, 4))
-    def make(self, slots):
-        self.slots = slots
-        self.pool = opened(self.path, slots, syscalls=self.calls)
-
-    @rule(n=st.integers(0, 5), version=st.integers(0, 2), most=st.sampled_from([None, 1000, 333]))
-    def put(self, n, version, most):
-        self.calls.most = most
-        assert self.pool.put(key(n), payload(n, version)) is None
-        self.calls.most = None
-        self.model[n] = {payload(n, version)}
-        assert read(self.pool, n) == payload(n, version)
-
-    @rule(n=st.integers(0, 5), version=st.integers(0, 2), code=st.sampled_from([errno.ENOSPC, errno.EIO]))
-    def fail_to_put(self, n, version, code):
-        self.calls.write_error = code
-        assert self.pool.put(key(n), payload(n, version)) in ("disk_full", "io_error")
-        self.calls.write_error = None
-        assert not self.pool.has(key(n))
-
-    @rule(n=st.integers(0, 5), version=st.integers(0, 2), at=st.integers(0, 2 * HEADER_BYTES + SIZE - 1))
-    def die_in_a_put(self, n, version, at):
-        self.calls.written, self.calls.die_after = 0, at
-        with pytest.raises(Killed):
-            self.pool.put(key(n), payload(n, version))
-        self.calls.die_after = None
-        self.model.setdefault(n, set()).add(payload(n, version))
-        self.restart()
-
-    @rule(n=st.integers(0, 5))
-    def get(self, n):
-        had = self.pool.has(key(n))
-        found = read(self.pool, n)
-        assert found in self.model.get(n, set()) if had else found == "absent"
-
-    @rule(n=st.integers(0, 5))
-    def fail_to_get(self, n):
-        self.calls.read_error = errno.EIO
-        assert read(self.pool, n) in ("io_error", "absent")
-        self.calls.read_error = None
-
-    @rule(slot=st.integers(0, 3), where=st.integers(0, RECORD - 1))
-    def damage(self, slot, where):
-        if slot < self.slots:
-            with self.path.open("r+b") as file:
-                file.seek(POOL_BYTES + slot * RECORD + where)
-                byte = file.read(1)[0]
-                file.seek(POOL_BYTES + slot * RECORD + where)
-                file.write(bytes([byte ^ 1]))
-        for n in range(6):
-            found = read(self.pool, n)
-            assert isinstance(found, str) or found in self.model[n]
-
-    @rule(n=st.integers(0, 5))
-    def drop(self, n):
-        had = self.pool.has(key(n))
-        assert self.pool.drop(key(n)) == had
-        assert read(self.pool, n) == "absent"
-
-    @rule()
-    def restart(self):
-        self.pool.close()
-        self.pool = opened(self.path, self.slots, syscalls=self.calls)
-
-    @invariant()
-    def every_slot_is_kept_or_free(self):
-        if hasattr(self, "pool"):
-            slots = [*self.pool._kept.values(), *self.pool._free]
-            assert sorted(slots) == list(range(self.slots))
-
-    def teardown(self):
-        if hasattr(self, "pool"):
-            self.pool.close()
-        self.folder.cleanup()
-
-
-StoreAgainstDict.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestStoreAgainstDict = StoreAgainstDict.TestCase
