@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.torch.disk_faults import MODEL, RECORD, SIZE, Faulty, Killed, key, opened, payload, read
 
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.runtime.disk import DiskPool
 from octavo.runtime.disk_format import HEADER_BYTES, POOL_BYTES, Identity
-from tests.torch.disk_faults import MODEL, RECORD, SIZE, Faulty, Killed, key, opened, payload, read
 
 
 def test_a_block_comes_back_as_written_and_after_a_restart(tmp_path):
@@ -162,7 +162,8 @@ def test_faults_of_the_disk_are_refusals_and_misses_with_a_reason(tmp_path):
         assert read(pool, 1) == "absent"
         assert dict(pool.stats().refusals) == {"disk_full": 2, "io_error": 1, "short_write": 1}
         assert dict(pool.stats().misses) == {"io_error": 1, "absent": 1}
-    assert pool.put(key(1), payload(1)) == "closed"
+        assert pool.flush() is None
+    assert pool.flush() == pool.put(key(1), payload(1)) == "closed"
     assert read(pool, 1) == "closed"
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.torch.disk_faults import RECORD, SIZE, Faulty, Killed, key, opened, payload, read
 
 from octavo.runtime.disk_format import HEADER_BYTES, POOL_BYTES
-from tests.torch.disk_faults import RECORD, SIZE, Faulty, Killed, key, opened, payload, read
 
 
 class StoreAgainstDict(RuleBasedStateMachine):

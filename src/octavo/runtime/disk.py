@@ -23,7 +23,16 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from octavo.errors import ConfigError, InvariantViolation
-from octavo.runtime.disk_files import FIELD, RealSyscalls, Syscalls, open_alone, preallocate, read_into, write_all
+from octavo.runtime.disk_files import (
+    FIELD,
+    RealSyscalls,
+    Syscalls,
+    open_alone,
+    preallocate,
+    read_into,
+    reason_of,
+    write_all,
+)
 from octavo.runtime.disk_format import (
     HEADER_BYTES,
     KEY_BYTES,
@@ -155,6 +164,17 @@ class DiskPool:
             if slot is not None and self._descriptor >= 0:
                 self._unpublish(slot)
         return slot is not None
+
+    def flush(self) -> Reason | None:
+        """Ask the disk to have everything; nothing relies on it."""
+        with self._turn:
+            if self._descriptor < 0:
+                return "closed"
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError as error:
+                return reason_of(error)
+        return None
 
     def stats(self) -> DiskStats:
         with self._index:

