@@ -27,7 +27,12 @@ TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=30)
 # -- bugs planted in release are found ----------------------------------------------------------
 
 PLANTED = settings(
-    max_examples=1000, stateful_step_count=30, phases=[Phase.generate], derandomize=True, database=None, print_blob=False
+    max_examples=1000,
+    stateful_step_count=30,
+    phases=[Phase.generate],
+    derandomize=True,
+    database=None,
+    print_blob=False,
 )
 
 
