@@ -196,11 +196,11 @@ def test_layers_are_laid_out_by_the_law_that_they_follow(config: dict[str, Any],
     assert [group.name for group in decided_.layout.groups] == groups
 
 
-def test_window_layers_are_served_at_full_length_and_the_ledger_says_so() -> None:
+def test_a_cap_in_tokens_counts_windows_whole_and_the_ledger_says_what_they_give_up() -> None:
     geometry = geometry_from_config({"model_type": "gpt_oss", "num_hidden_layers": 2}, BF16)
     d = decided(geometry=geometry, max_kv_tokens=1600)
     assert d.kv_bytes == 1600 * 2 * 2 * 8 * 64 * 2
-    assert "kept at full length for now" in d.ledger.kv.basis
+    assert "given up once nothing can read them" in d.ledger.kv.basis
 
 
 def test_kv_dtype_is_the_models_unless_asked() -> None:

@@ -147,9 +147,9 @@ def test_bytes_below_zero_are_refused() -> None:
         make().measured({"weights": -1})
 
 
-def test_the_kv_line_says_what_it_excludes_and_that_windows_are_kept_whole() -> None:
+def test_the_kv_line_says_what_it_excludes_and_what_windows_give_up() -> None:
     assert "excludes weights, runtime and headroom" in kv_basis(GEOMETRY)
     assert "window" not in kv_basis(GEOMETRY)
     windows = geometry_from_config({"model_type": "gpt_oss", "num_hidden_layers": 2}, BF16)
-    assert "2,048 B of it are in window layers" in kv_basis(windows)
-    assert "kept at full length for now" in kv_basis(windows)
+    assert "2,048 B of a token are in window or chunk layers" in kv_basis(windows)
+    assert "given up once nothing can read them" in kv_basis(windows)

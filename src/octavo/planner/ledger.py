@@ -135,11 +135,14 @@ def make_ledger(
 
 def kv_basis(geometry: ModelGeometry) -> str:
     """What the KV line stands for and what it does not."""
-    text = f"{geometry.bytes_per_token:,} B per token; excludes weights, runtime and headroom"
+    text = f"{geometry.bytes_per_token:,} B per token"
+    if geometry.fixed_bytes_per_sequence:
+        text += f" and {geometry.fixed_bytes_per_sequence:,} B per sequence"
+    text += "; excludes weights, runtime and headroom"
     if geometry.bytes_per_token_windowed:
         text += (
-            f"; {geometry.bytes_per_token_windowed:,} B of it are in window layers, "
-            "which attend within their window but are kept at full length for now"
+            f"; {geometry.bytes_per_token_windowed:,} B of a token are in window or chunk layers, "
+            "whose blocks are given up once nothing can read them (paged allocation)"
         )
     return text
 
