@@ -22,7 +22,7 @@ from octavo.models.embedded import cache_directory
 
 NEAR_TIE = 1e-3
 WANTED, STEP, BLOCK, WINDOW = 16, 128, 16, 512
-LONG = int(os.environ.get("OCTAVO_GEMMA_TOKENS", "1500"))
+LONG = int(os.environ.get("OCTAVO_GEMMA_TOKENS", "1100"))
 """Of the long prompt; 6000 has been run by hand."""
 SHORT = [
     "The capital of France is",
