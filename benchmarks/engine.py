@@ -100,7 +100,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not set(options.engines) <= set(ENGINES):
         parser.error(f"--engines must be out of {', '.join(ENGINES)}")
     if any(len(choice) not in (2, 3) for choice in options.policies):
-        parser.error("--policies must be such as paged/iteration or paged/iteration/prefix, by commas")
+        parser.error("--policies must be pairs such as paged/iteration, or paged/iteration/prefix, by commas")
     return options
 
 

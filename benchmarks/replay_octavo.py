@@ -39,8 +39,8 @@ class OctavoReplay:
     def __init__(
         self, loaded: LoadedModel, allocation: str = "paged", batching: str = "iteration", reuse: str = "none"
     ) -> None:
-        chosen = (allocation, batching, reuse)
-        self.name = "octavo" if chosen == ("paged", "iteration", "none") else f"octavo {'/'.join(chosen)}"
+        chosen = (allocation, batching) if reuse == "none" else (allocation, batching, reuse)
+        self.name = "octavo" if chosen == ("paged", "iteration") else f"octavo {'/'.join(chosen)}"
         self._loaded = loaded
         self._policies = {"allocation": allocation, "batching": batching, "reuse": reuse}
 

@@ -90,7 +90,8 @@ def test_quiet_says_nothing_but_the_answers(piped: Piped) -> None:
 def test_the_start_table_is_short(piped: Piped) -> None:
     _, _, err = piped(options=())
     assert "octavo" in err.splitlines()[0]
-    assert [line.split()[0] for line in err.splitlines()[1:6]] == [
+    # A reason that wraps goes on in a line that begins with blanks.
+    assert [line.split()[0] for line in err.splitlines()[1:] if line[:1].strip()][:5] == [
         "device",
         "geometry",
         "KV",

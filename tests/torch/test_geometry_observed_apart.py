@@ -13,6 +13,7 @@ import pytest
 import torch
 from observed_state import as_file, built, observe, predicted
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig
+from transformers.models.deepseek_v4 import modeling_deepseek_v4  # noqa: F401 - registers its kinds of cache layers
 
 from octavo.geometry.dtypes import BF16, FP32
 from octavo.geometry.from_config import geometry_from_config

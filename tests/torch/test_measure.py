@@ -24,7 +24,11 @@ from octavo.scheduling.request import SamplingParams
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return build_engine(Config.from_kwargs(model=str(tiny_llama(tmp_path)), max_kv_tokens=256, max_num_seqs=4))
+    return build_engine(
+        Config.from_kwargs(
+            model=str(tiny_llama(tmp_path)), max_kv_tokens=256, max_num_seqs=4, attention_backend="reference"
+        )
+    )
 
 
 def serve(engine: Engine, *lengths: int, max_tokens: int = 4) -> None:
@@ -73,7 +77,7 @@ def test_each_memory_is_counted_once_whatever_its_views() -> None:
 def test_octavos_own_objects_are_entered_and_those_of_others_are_not(engine: Engine) -> None:
     cache = engine.core.scheduler.cache
     tables = cache.tables[0]
-    assert array_bytes(tables) == tables.slots.nbytes + tables.counts.nbytes
+    assert array_bytes(tables) == tables.slots.nbytes + tables.counts.nbytes + tables.firsts.nbytes
     assert array_bytes(torch.nn.Linear(4, 4)) == 0
     assert isinstance(cache, KVCache)
     assert array_bytes(cache) > array_bytes(tables) + cache.committed.nbytes
@@ -171,7 +175,13 @@ def test_every_line_is_predicted_at_or_above_what_a_full_step_takes(tmp_path: Pa
     """A step of 512 tokens of a model large enough for pages of memory to tell."""
     path = tiny_llama(tmp_path, hidden_size=256, intermediate_size=768, max_position_embeddings=1024)
     made = build_engine(
-        Config.from_kwargs(model=str(path), max_kv_tokens=1024, max_num_seqs=4, max_num_batched_tokens=512)
+        Config.from_kwargs(
+            model=str(path),
+            max_kv_tokens=1024,
+            max_num_seqs=4,
+            max_num_batched_tokens=512,
+            attention_backend="reference",
+        )
     )
     serve(made, 40)  # what libraries set up once is not this step's
     meter = PeakMeter(made)

@@ -58,7 +58,8 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
 def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     """An engine around a model that is loaded already."""
     backend, why_backend = choose_attention(config.engine.attention_backend, device)
-    served = require_served(loaded.model, backend)
+    # Kernels of their own: scratch memory of the trial must not count as the engine's.
+    served = require_served(loaded.model, choose_attention(config.engine.attention_backend, device)[0])
     weights_dtype = dtype_named(str(loaded.dtype))
     geometry = served_geometry(config, loaded.config_json, weights_dtype)
     require_geometry(loaded.model, geometry.layers)
