@@ -113,6 +113,8 @@ class ByHand:
         self.ended: dict[int, tuple[str, float]] = {}
         self.kept: dict[int, int] = {}
         """Positions whose state each seated sequence has."""
+        self.given_up: dict[int, int] = {}
+        """Positions that each preempted sequence had."""
         self.seated_by: dict[int, int] = {}
         """The plan with which each seated sequence was seated."""
         self.refused: Counter[str] = Counter()
@@ -192,7 +194,7 @@ class ByHand:
         for i, (state, _) in before.items():
             if state is SequenceState.RUNNING and self.sequences[i].state is SequenceState.WAITING:
                 self.counts["preemptions"] += 1
-                self.counts["recomputed"] += self.kept.pop(i)
+                self.given_up[i] = self.kept.pop(i)
         for plan in self.executor.plans[planned:]:
             self._planned(plan)
         for plan, result in self.executor.collected[collected:]:
@@ -206,7 +208,10 @@ class ByHand:
             i = admission.sequence_id
             self.counts["resumes" if i in self.scheduled else "admissions"] += 1
             self.scheduled.setdefault(i, plan.planned_s)
-            self.kept[i], self.seated_by[i] = 0, plan.number
+            # Of a whole batch, some have no chunk in the plan with which they are seated.
+            start = plan.starts[plan.sequence_ids == i]
+            self.kept[i], self.seated_by[i] = int(start.sum()), plan.number
+            self.counts["recomputed"] += max(0, self.given_up.pop(i, 0) - self.kept[i])
         self._close_blocked(plan.planned_s)
         if self.count(SequenceState.WAITING):
             self._blocked_since = plan.planned_s
@@ -255,11 +260,23 @@ class ByHand:
     # -- the same for memory, slot by slot ------------------------------------------------------
 
     def held(self, group: int) -> set[int]:
-        """Slots in a table, and slots that a step in flight may still touch."""
-        table = self.cache.tables[group]
-        listed = {int(slot) for row in range(self.cache.rows) for slot in table.row(row)}
+        """Slots in a table, and slots that a step in flight may still touch, or copies from."""
         draining = {s for s, state in enumerate(self.cache.pool.slots[group].state) if state == SlotState.DRAINING}
-        return listed | draining
+        pinned = {int(s) for pins in self.cache.pins.values() for g, slots in pins if g == group for s in slots}
+        first_ones = set[int]()  # which somebody has a copy of, and which another began
+        if self.cache.sharing is not None:
+            first_ones = {slot for g, slot in self.cache.sharing.doubles() if g == group}
+        return set(self.listed(group)) | draining | pinned | first_ones
+
+    def listed(self, group: int) -> Counter[int]:
+        """Slots in tables, and in how many."""
+        table = self.cache.tables[group]
+        return Counter(int(slot) for row in range(self.cache.rows) for slot in table.row(row))
+
+    def findable(self, group: int) -> set[int]:
+        """Slots that nobody holds and whose content can be found again."""
+        states = self.cache.pool.slots[group].state
+        return {s for s, state in enumerate(states) if state == SlotState.READY} - self.held(group)
 
     def owners(self) -> dict[int, int]:
         """The group of every slab that has a held slot."""
@@ -284,13 +301,19 @@ class ByHand:
         owners = self.owners()
         for group, (layout, table) in enumerate(zip(self.cache.layout.groups, self.cache.tables, strict=True)):
             token_bytes = layout.block_bytes // layout.block_tokens
+            seen = set[int]()
             for row in range(self.cache.rows):
                 computed = int(self.cache.committed[row])
-                for block in range(int(table.counts[row])):
+                for block, slot in enumerate(table.row(row).tolist()):
+                    if slot in seen:
+                        continue
+                    seen.add(slot)
                     empty = min(layout.block_tokens, max(0, (block + 1) * layout.block_tokens - computed))
                     lost["reserved" if empty == layout.block_tokens else "internal"] += empty * token_bytes
-            mine = sum(owner == group for owner in owners.values())
-            lost["padding"] += mine * self.cache.layout.slab_bytes - len(self.held(group)) * layout.block_bytes
+            mine = {slab for slab, owner in owners.items() if owner == group}
+            kept = sum(slot // layout.blocks_per_slab in mine for slot in self.findable(group))
+            full = (len(self.held(group)) + kept) * layout.block_bytes
+            lost["padding"] += len(mine) * self.cache.layout.slab_bytes - full
         if self.cache.pool.contiguous:
             marks = "".join("x" if slab in owners else "." for slab in range(self.cache.pool.slabs))
             longest = max(map(len, marks.split("x")))

@@ -111,8 +111,12 @@ def assert_gauges(hand: ByHand, series: Series) -> None:
         assert value(series, "kv_bytes_used", group=group.name) == len(held) * group.block_bytes
         assert value(series, "kv_blocks_total", group=group.name) == cache.pool.slabs * group.blocks_per_slab
         assert value(series, "kv_blocks_free", group=group.name) == hand.free(index)
-        assert value(series, "kv_blocks_cached", group=group.name) == 0
-        assert value(series, "kv_bytes_shared", group=group.name) == 0
+        assert value(series, "kv_blocks_cached", group=group.name) == len(hand.findable(index))
+        saved = sum(sequences - 1 for sequences in hand.listed(index).values())
+        assert value(series, "kv_bytes_shared", group=group.name) == saved * group.block_bytes
+        if cache.sharing is None:
+            assert not hand.findable(index)
+            assert not saved
     for cause, lost in hand.waste().items():
         assert value(series, "kv_waste_bytes", cause=cause) == lost
     assert value(series, "live_cached_tokens") == sum(hand.kept.values())

@@ -273,7 +273,7 @@ def exposed(metrics: Metrics) -> dict[str, str]:
 
 def test_the_page_and_the_engine_have_the_same_names_types_labels_and_meanings() -> None:
     page = PAGE.read_text()
-    for section in ("memory", "sequences", "steps", "latency"):
+    for section in ("memory", "sequences", "reuse", "steps", "latency"):
         assert table(section) in page
     metrics = watched(engine())
     listed = {name.full: name.kind for name in NAMES}

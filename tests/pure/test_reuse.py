@@ -253,6 +253,31 @@ def test_at_the_end_nothing_is_referenced_and_the_kept_blocks_can_all_be_had() -
     assert len(world.cache.sharing.directory) == 0, "nodes that nothing needs are forgotten"
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("laws", [("full",), ("constant",), ("window_6",)])
+def test_after_a_reset_nothing_is_found_whoever_was_running(depth: int, laws: tuple[str, ...]) -> None:
+    world = World(depth=depth, seqs=6, laws=laws, slabs=60)
+    world.ask(text(21), 3)
+    world.finish()
+    shares, longer = world.ask(text(21), 9), world.ask(text(30, 2), 9)
+    for _ in range(3):
+        world.events += world.core.step(world.time)
+    assert len(world.core.scheduler.running) == 2
+    world.core.reset_kept(world.time)
+    check(world.cache)
+    assert world.cache.sharing is not None
+    assert len(world.cache.sharing.directory) == 0
+    again = [world.ask(text(21), 4), world.ask(text(30, 2), 4)]
+    world.finish()
+    assert [world.cached(i) for i in again] == [0, 0]
+    assert world.cached(shares) == 20
+    assert world.cached(longer) == 0
+    world.assert_all_right()
+    assert is_empty(world.cache)
+    world.core.reset_kept(world.time)
+    assert world.cache.pool.free.count == world.cache.pool.slabs
+
+
 def test_contiguous_runs_cannot_be_shared() -> None:
     with pytest.raises(ConfigError, match="paged"):
         KVCache(toy_layout(), 8, 2, contiguous=True, keys=KeySpace("toy", BLOCK))

@@ -13,6 +13,7 @@ from octavo.geometry.state import Component
 from octavo.memory.cache import KVCache
 from octavo.memory.check import is_empty
 from octavo.memory.groups import StateGroup
+from octavo.memory.keys import KeySpace
 from octavo.memory.layout import Layout, make_layout
 from octavo.policy.bundle import Policies
 from octavo.scheduling.audit import Audit
@@ -78,7 +79,9 @@ def engine(
     max_waiting: int | None = None,
 ) -> EngineCore:
     policies = policies or Policies()
-    cache = KVCache(layout or one_group(), slabs, seqs, contiguous=policies.allocation.contiguous)
+    layout = layout or one_group()
+    keys = KeySpace("toy", layout.groups[0].block_tokens) if policies.reuse.shares else None
+    cache = KVCache(layout, slabs, seqs, contiguous=policies.allocation.contiguous, keys=keys)
     limits = Limits(
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.memory.free import FreeRuns, FreeSlabs, FreeStack
 from octavo.memory.layout import Layout
@@ -45,8 +46,9 @@ class BlockPool:
         self._partial_free = [0] * len(self.slots)
 
     def available(self, group: int) -> int:
-        """Blocks of this group that could be taken now."""
-        return self._partial_free[group] + self.blocks_per_slab[group] * self.free.count
+        """Blocks of this group that could be taken now, if need be by giving up cached ones."""
+        free, partial_free = self._without_cached() if any(self.cached) else (self.free.count, self._partial_free)
+        return partial_free[group] + self.blocks_per_slab[group] * free
 
     def free_in_begun(self, group: int) -> int:
         """Free slots of slabs that the group has begun."""
@@ -86,13 +88,18 @@ class BlockPool:
         """Free slabs, and free slots in begun ones, once all cached blocks are given up."""
         if max(self.blocks_per_slab) == 1:
             return self.free.count + sum(self.cached), self._partial_free
-        emptied = (self._cached_in > 0) & (self._cached_in == self.used)
+        emptied = self.only_cached()
         partial_free = list(self._partial_free)
         for group, per_slab in enumerate(self.blocks_per_slab):
             owned = self.owner == group
             partial_free[group] += int(self._cached_in[owned & ~emptied].sum())
             partial_free[group] -= int((per_slab - self.used[owned & emptied]).sum())
         return self.free.count + int(np.count_nonzero(emptied)), partial_free
+
+    def only_cached(self) -> npt.NDArray[np.bool_]:
+        """By slab: whether it holds nothing but cached blocks."""
+        only: npt.NDArray[np.bool_] = (self._cached_in > 0) & (self._cached_in == self.used)
+        return only
 
     def count_cached(self, group: int, slots: Int32, change: int) -> None:
         """These READY slots have lost their last reference (+1), or gained their first or are to go (-1)."""

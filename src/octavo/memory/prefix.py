@@ -60,6 +60,16 @@ class Match:
     """The whole blocks among them."""
     partial: Node | None = None
     """The block whose first `tokens % block_tokens` positions are wanted: to be copied, not shared."""
+    asked: int = 0
+    """Positions that were looked up; 0: nothing was."""
+    known: int = 0
+    """Of those, positions whose text is known, whether or not every group keeps what a start there needs."""
+    unused: int = 0
+    """Positions that were found and are left alone, for want of room to copy from them."""
+
+    def left_alone(self) -> Match:
+        """The same look-up, none of which is used."""
+        return Match(asked=self.asked, known=self.known, unused=self.tokens)
 
 
 NO_MATCH = Match()
@@ -94,18 +104,19 @@ class PrefixDirectory:
         """
         top = self._nodes.get(root[0])
         if top is None or top.said != root[1]:
-            return NO_MATCH
+            return Match(asked=limit)
         path = self._walk(top, keys, tokens)
         size = self.space.block_tokens
         whole = min(len(path), limit // size)
         partial, shared = self._partly_shared(path, top, tokens, whole, limit)
+        known = whole * size + shared
         has = [np.array([node.slots[g] for node in path], dtype=np.int64) >= 0 for g in range(len(self._groups))]
-        if partial is not None and self._valid(has, whole, partial, whole * size + shared):
-            return Match(whole * size + shared, tuple(path[:whole]), partial)
+        if partial is not None and self._valid(has, whole, partial, known):
+            return Match(known, tuple(path[:whole]), partial, limit, known)
         for count in range(whole, 0, -1):
             if self._valid(has, count, None, count * size):
-                return Match(count * size, tuple(path[:count]))
-        return NO_MATCH
+                return Match(count * size, tuple(path[:count]), None, limit, known)
+        return Match(asked=limit, known=known)
 
     def _walk(self, node: Node, keys: Sequence[bytes], tokens: Int32) -> list[Node]:
         size, path = self.space.block_tokens, []

@@ -222,6 +222,17 @@ class Sharing:
             node = self.directory.node_of(group, slot)
             self._evict(Evictable(group, slot, node.last_used, node.index))
 
+    def forget_all(self) -> list[int]:
+        """Nothing kept or held now is found again; returns how many cached blocks of each group that freed."""
+        freed = list(self.pool.cached)
+        self.clear()
+        for group, keyed in enumerate(self.directory.keyed):
+            for slot in np.flatnonzero(keyed).tolist():
+                self.directory.displace(group, slot)
+        for at in (*self._at, *self._parked.values()):
+            self._hold(at, None)
+        return freed
+
     def clear(self) -> int:
         """Give up every cached block; returns how many."""
         before = self.evicted_blocks

@@ -68,6 +68,10 @@ class Snapshots:
         """The row's sequence leaves; its last snapshot stays."""
         self._latest.pop(row, None)
 
+    def forget_all(self) -> None:
+        """What was kept stands nowhere any more."""
+        self._latest.clear()
+
     def _place(self, one: _Taken, *, latest_only: bool) -> None:
         sharing = self._cache.sharing
         assert sharing is not None

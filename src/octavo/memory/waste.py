@@ -6,6 +6,8 @@
 - padding: what a slab has beyond its blocks, and blocks of it that its group does not use;
 - external: free slabs that no request can have because they lie outside the largest free run
   (contiguous allocation alone; any free block serves a paged request).
+
+Blocks kept for reuse alone are not held: whoever needs their room has it. A shared block is counted once.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.memory.cache import KVCache
 from octavo.memory.layout import GroupLayout
@@ -34,29 +37,37 @@ class Waste:
 def useful_bytes(cache: KVCache) -> int:
     """Bytes of the computed positions of all live rows that a later position may read."""
     total = 0
-    for layout, table in zip(cache.layout.groups, cache.tables, strict=True):
+    for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
         live = table.counts > 0
-        if layout.block_tokens:
-            total += int(_readable(cache, layout)[live].sum()) * layout.block_bytes // layout.block_tokens
-        else:
+        if not layout.block_tokens:
             total += int(np.count_nonzero(live)) * layout.block_bytes
+        elif cache.sharing is not None:
+            total += int(_by_slot(cache, group).readable.sum()) * layout.block_bytes // layout.block_tokens
+        else:
+            total += int(_readable(cache, layout)[live].sum()) * layout.block_bytes // layout.block_tokens
     return total
 
 
 def waste(cache: KVCache) -> Waste:
     reserved = internal = padding = 0
     pool = cache.pool
+    kept = pool.only_cached()
     for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
-        owned = pool.owner == group
+        owned = (pool.owner == group) & ~kept
         unused = layout.blocks_per_slab * int(owned.sum()) - int(pool.used[owned].sum())
         slab_padding = pool.layout.slab_bytes - layout.blocks_per_slab * layout.block_bytes
         padding += unused * layout.block_bytes + slab_padding * int(owned.sum())
         if not layout.block_tokens:
             continue
-        blocks_used = np.minimum(table.counts, np.maximum(table.firsts, -(-cache.committed // layout.block_tokens)))
-        reserved += int((table.counts - blocks_used).sum()) * layout.block_bytes
-        useless = (blocks_used - table.firsts) * layout.block_tokens - _readable(cache, layout)
-        internal += int(useless.sum()) * layout.block_bytes // layout.block_tokens
+        if cache.sharing is not None:
+            slots = _by_slot(cache, group)
+            reserved += int(np.count_nonzero(slots.held & ~slots.begun)) * layout.block_bytes
+            useless = int(np.count_nonzero(slots.begun)) * layout.block_tokens - int(slots.readable.sum())
+        else:
+            blocks_used = np.minimum(table.counts, np.maximum(table.firsts, -(-cache.committed // layout.block_tokens)))
+            reserved += int((table.counts - blocks_used).sum()) * layout.block_bytes
+            useless = int(((blocks_used - table.firsts) * layout.block_tokens - _readable(cache, layout)).sum())
+        internal += useless * layout.block_bytes // layout.block_tokens
     external = pool.free.count - pool.free.largest_run() if pool.contiguous else 0
     return Waste(reserved, internal, padding, external * pool.layout.slab_bytes)
 
@@ -66,3 +77,31 @@ def _readable(cache: KVCache, layout: GroupLayout) -> Int64:
     if cache.pool.contiguous:
         return cache.committed
     return cache.committed - layout.first_readable(cache.committed)
+
+
+@dataclass(frozen=True, slots=True)
+class _BySlot:
+    held: npt.NDArray[np.bool_]
+    """In some row's table."""
+    begun: npt.NDArray[np.bool_]
+    """Of those, with a computed position."""
+    readable: Int64
+    """Positions that some row's next one, or a later one, may read."""
+
+
+def _by_slot(cache: KVCache, group: int) -> _BySlot:
+    """A block that several rows share is full in each of them: who reads most of it reads all that anybody reads."""
+    layout, table = cache.layout.groups[group], cache.tables[group]
+    size = layout.block_tokens
+    columns = np.arange(table.slots.shape[1])
+    rows, blocks = np.nonzero((columns < table.counts[:, None]) & (columns >= table.firsts[:, None]))
+    slots, committed = table.slots[rows, blocks], cache.committed[rows]
+    first = layout.first_readable(cache.committed)[rows]
+    readable = np.zeros(len(cache.pool.slots[group].refs), dtype=np.int64)
+    np.maximum.at(
+        readable, slots, np.maximum(0, np.minimum(committed, (blocks + 1) * size) - np.maximum(first, blocks * size))
+    )
+    held, begun = np.zeros(len(readable), dtype=bool), np.zeros(len(readable), dtype=bool)
+    held[slots] = True
+    begun[slots[blocks * size < committed]] = True
+    return _BySlot(held, begun, readable)

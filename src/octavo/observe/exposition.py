@@ -50,7 +50,7 @@ class Exposition:
         for value, figure in values.items():
             labels = [
                 self._model,
-                *([value] if name.label else []),
+                *name.label_values(value),
                 *([self._policies[name.name]] if name.policy else []),
             ]
             if isinstance(figure, Distribution):

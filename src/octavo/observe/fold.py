@@ -15,10 +15,12 @@ from math import isnan, nan
 
 import numpy as np
 
+from octavo.memory.values import DEVICE
 from octavo.observe.histogram import BOUNDS, WAITS, Histogram
 from octavo.observe.names import BLOCKED_BY, NAMES
 from octavo.scheduling.events import (
     Admitted,
+    CacheReset,
     EngineFailed,
     Event,
     Finished,
@@ -74,6 +76,7 @@ class Fold:
             StepTokens: self._tokens,
             StepEnded: self._ended,
             Finished: self._finished,
+            CacheReset: self._reset,
             EngineFailed: self._failed,
         }
 
@@ -101,6 +104,9 @@ class Fold:
 
     def _admitted(self, event: Admitted) -> None:
         self.counters["resumes_total" if event.resumed else "admissions_total"][""] += 1
+        self.counters["recomputed_tokens_total"][""] += event.recomputed_tokens
+        if event.looked_up_tokens:
+            self._looked_up(event)
         self._waiting.discard(event.sequence_id)
         live = self._live.get(event.sequence_id)
         if live is None:  # it was here before we began to watch
@@ -112,9 +118,19 @@ class Fold:
             live.scheduled_s = event.now
             self._observe("queue_seconds", event.now - live.arrived_s)
 
+    def _looked_up(self, event: Admitted) -> None:
+        self.counters["prefix_cache_queries_total"][""] += event.looked_up_tokens
+        self.counters["prefix_cache_hits_total"][DEVICE] += event.cached_tokens
+        misses = self.counters["prefix_cache_misses_total"]
+        misses[f"{DEVICE}/absent"] += event.looked_up_tokens - event.known_tokens
+        misses[f"{DEVICE}/incomplete"] += event.known_tokens - event.cached_tokens - event.unused_tokens
+        misses[f"{DEVICE}/no_room"] += event.unused_tokens
+
+    def _reset(self, event: CacheReset) -> None:
+        self.counters["evictions_total"][DEVICE] += event.evicted_blocks
+
     def _preempted(self, event: Preempted) -> None:
         self.counters["preemptions_total"][event.action] += 1
-        self.counters["recomputed_tokens_total"][""] += event.computed_tokens
         self._waiting.add(event.sequence_id)
         live = self._live.get(event.sequence_id)
         if live is not None:
@@ -154,6 +170,7 @@ class Fold:
         self._busy_until = max(self._busy_until, event.now)
         while self._busy[0][1] < event.now - BUSY_WINDOW_S:
             self._busy.popleft()
+        self.counters["evictions_total"][DEVICE] += event.evicted_blocks
         parts = (("schedule", event.schedule_s), ("execute", event.execute_s), ("commit", event.commit_s))
         for part, seconds in parts:
             if seconds is not None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.memory.cache import KVCache
 from octavo.memory.slots import SlotState
+from octavo.memory.values import Int32
 from octavo.memory.waste import waste
 from octavo.observe.names import BLOCKED_BY
 from octavo.scheduling.core import EngineCore
@@ -52,7 +53,7 @@ def _memory(cache: KVCache) -> Values:
         unreferenced = slots.refs == 0
         held = np.count_nonzero(slots.state != SlotState.EMPTY)
         cached = np.count_nonzero((slots.state == SlotState.READY) & unreferenced)
-        shared = int((slots.refs - 1).clip(min=0).sum())
+        shared = int((in_sequences(cache, index) - 1).clip(min=0).sum())
         by_group["kv_bytes_used"][group.name] = int(held - cached) * group.block_bytes
         by_group["kv_bytes_shared"][group.name] = shared * group.block_bytes
         by_group["kv_blocks_total"][group.name] = pool.slabs * group.blocks_per_slab
@@ -69,6 +70,17 @@ def _memory(cache: KVCache) -> Values:
             "external": lost.external_bytes,
         },
     }
+
+
+def in_sequences(cache: KVCache, group: int) -> Int32:
+    """How many sequences have each slot in their tables: references that only keep it for a while count for nobody."""
+    refs = cache.pool.slots[group].refs
+    if cache.sharing is None:
+        return refs
+    held = [slots for pinned in cache.pins.values() for pinned_group, slots in pinned if pinned_group == group]
+    doubles = [slot for doubled_group, slot in cache.sharing.doubles() if doubled_group == group]
+    beside = np.concatenate([*held, np.array(doubles, dtype=np.int32)])
+    return (refs - np.bincount(beside, minlength=len(refs))).astype(np.int32)
 
 
 def _metadata_bytes(cache: KVCache) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from octavo.memory.values import DEVICE
 from octavo.scheduling.events import FinishReason, RefusalReason, Resource
 
 PREFIX = "octavo_"
@@ -20,6 +21,9 @@ CAUSES = ("reserved", "internal", "padding", "external")
 KINDS = ("prefill", "decode")
 PARTS = ("schedule", "execute", "commit")
 ACTIONS = ("recompute",)
+TIERS = (DEVICE,)
+MISSES = ("absent", "incomplete", "no_room")
+"""Why a position that was looked up is computed all the same."""
 FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 REFUSAL_REASONS: tuple[str, ...] = get_args(RefusalReason)
 RESOURCES: tuple[str, ...] = get_args(Resource)
@@ -36,9 +40,9 @@ class Name:
     meaning: str
     unit: str = ""
     label: str = ""
-    """Besides `model`, which every series has."""
+    """Besides `model`, which every series has; of two labels, both, with a space between."""
     values: tuple[str, ...] = ()
-    """Of the label, where they are known beforehand: all of them are exposed from the start."""
+    """Of the label, where they are known beforehand: all of them are exposed from the start. Of two, `one/other`."""
     policy: bool = False
     """Whether the series also says which policy decided (label `policy`)."""
 
@@ -48,8 +52,11 @@ class Name:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        extra = (self.label,) if self.label else ()
-        return ("model", *extra, *(("policy",) if self.policy else ()))
+        return ("model", *self.label.split(), *(("policy",) if self.policy else ()))
+
+    def label_values(self, value: str) -> list[str]:
+        """What a value says of each label besides `model` and `policy`."""
+        return value.split("/") if " " in self.label else [value] if self.label else []
 
 
 def _memory() -> tuple[Name, ...]:
@@ -58,8 +65,10 @@ def _memory() -> tuple[Name, ...]:
 
     return (
         gauge("kv_capacity_bytes", "size of the pool, which all groups share: slabs x bytes of a slab", "bytes"),
-        gauge("kv_bytes_used", "bytes of held blocks: in a table, or touched by a step in flight", "bytes", "group"),
-        gauge("kv_bytes_shared", "bytes saved by sharing: (references - 1) x bytes of each block", "bytes", "group"),
+        gauge("kv_bytes_used", "bytes of held blocks: referenced by a sequence, or touched by a step in flight",
+              "bytes", "group"),
+        gauge("kv_bytes_shared", "bytes saved by sharing: (sequences that have it - 1) x bytes of each block", "bytes",
+              "group"),
         gauge("kv_blocks_total", "blocks of this group that the pool holds if no other group takes a slab", "blocks",
               "group"),
         gauge("kv_blocks_free", "blocks of this group that can be taken now: unreferenced, cached ones included",
@@ -90,10 +99,24 @@ def _sequences() -> tuple[Name, ...]:
         counter("finished_total", "sequences that ended, by how", label="reason", values=FINISH_REASONS),
         counter("aborted_total", "sequences ended by their client: `finished_total` with reason `abort`"),
         counter("preemptions_total", "times a running sequence gave way", "preemptions", "action", ACTIONS, True),
-        counter("recomputed_tokens_total", "positions whose state was given up by preemptions, to be computed again",
-                "tokens"),
+        counter("recomputed_tokens_total", "positions that resumed sequences have to compute again", "tokens"),
         counter("admission_blocked_seconds_total", "time in which something waited and could not be admitted, by what "
                 "kept it out", "seconds", "reason", BLOCKED_BY),
+    )  # fmt: skip
+
+
+def _reuse() -> tuple[Name, ...]:
+    def counter(name: str, meaning: str, unit: str, label: str = "", values: tuple[str, ...] = ()) -> Name:
+        return Name("reuse", name, "counter", meaning, unit, label, values)
+
+    return (
+        counter("prefix_cache_queries_total", "positions looked up by sequences that were seated", "tokens"),
+        counter("prefix_cache_hits_total", "of those, positions that were not computed because their state was kept",
+                "tokens", "tier", TIERS),
+        counter("prefix_cache_misses_total", "of those, positions that had to be computed, by why", "tokens",
+                "tier reason", tuple(f"{tier}/{reason}" for tier in TIERS for reason in MISSES)),
+        counter("evictions_total", "kept blocks given up: for room, for a later snapshot, or by a reset", "blocks",
+                "tier", TIERS),
     )  # fmt: skip
 
 
@@ -132,13 +155,9 @@ def _latency() -> tuple[Name, ...]:
     )
 
 
-NAMES: tuple[Name, ...] = (*_memory(), *_sequences(), *_steps(), *_latency())
+NAMES: tuple[Name, ...] = (*_memory(), *_sequences(), *_reuse(), *_steps(), *_latency())
 
 ABSENT: Mapping[str, str] = {
-    "evictions_total": "reuse",
-    "prefix_cache_queries_total": "reuse",
-    "prefix_cache_hits_total": "reuse",
-    "prefix_cache_misses_total": "reuse",
     "host_offload_bytes_total": "tiers",
     "host_promotions_total": "tiers",
     "host_promotion_bytes_total": "tiers",

@@ -46,6 +46,11 @@ class EngineCore:
         with self.guard:
             return self.scheduler.abort(sequence_id, now, reason)
 
+    def reset_kept(self, now: float) -> list[int]:
+        """Forget what is kept for reuse; returns how many blocks of each group that freed at once."""
+        with self.guard:
+            return self.scheduler.reset_kept(now)
+
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
@@ -84,11 +89,12 @@ class EngineCore:
         collected = timer()
         with self.guard:
             self.scheduler.commit(plan, result, result.finished_s)
+            evicted = self.scheduler.evictions_untold()
         if self.timer is None:
-            return StepEnded(result.finished_s, plan.number, plan.planned_s)
+            return StepEnded(result.finished_s, plan.number, plan.planned_s, evicted_blocks=evicted)
         execute_s += collected - waited
         commit_s = timer() - collected
-        return StepEnded(result.finished_s, plan.number, plan.planned_s, schedule_s, execute_s, commit_s)
+        return StepEnded(result.finished_s, plan.number, plan.planned_s, schedule_s, execute_s, commit_s, evicted)
 
 
 def _no_time() -> float:

@@ -126,13 +126,13 @@ def _try_to_seat(
         scheduler.back_to_line(sequence)
         if match.tokens and not len(scheduler.running) and not scheduler.in_flight:
             # What it would be copied from takes the very room for the copy: it computes all by itself.
-            return _try_to_seat(scheduler, draft, sequence, NO_MATCH, promised)
+            return _try_to_seat(scheduler, draft, sequence, match.left_alone(), promised)
         return None
     draft.new_blocks.extend(got.new_blocks)
     draft.entered_rows.append(row)
     draft.entered_counts.append(chunk)
     draft.budget -= chunk
-    scheduler.welcome(sequence, draft, match.tokens)
+    scheduler.welcome(sequence, draft, match)
     own = [int(table.held[row]) - n for table, n in zip(cache.tables, shared, strict=True)]
     return _Promised(_beyond(needs.known, own), _beyond(needs.most, own))
 

@@ -71,6 +71,14 @@ class Admitted:
     resumed: bool
     cached_tokens: int = 0
     """Positions that it does not compute because their state was kept."""
+    looked_up_tokens: int = 0
+    """Positions that were looked up among what is kept: all but the last, whose logits it needs. 0 without reuse."""
+    known_tokens: int = 0
+    """Of those, positions whose text was known, whether or not its state could be used."""
+    unused_tokens: int = 0
+    """Of those, positions whose state was found, and left alone because there was no room to copy from it."""
+    recomputed_tokens: int = 0
+    """Of a resumed one: positions that it gave up and now has to compute again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class Preempted:
     sequence_id: int
     action: Literal["recompute"]
     computed_tokens: int
-    """Positions whose state is given up and will be computed again."""
+    """Positions whose state is given up; what is not found again when it resumes will be computed again."""
     blocks: int
 
 
@@ -128,6 +136,8 @@ class StepEnded:
     schedule_s: float | None = None
     execute_s: float | None = None
     commit_s: float | None = None
+    evicted_blocks: int = 0
+    """Kept blocks given up since the last such event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,15 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReset:
+    """Nothing that was computed before is found again."""
+
+    now: float
+    evicted_blocks: int
+    """Kept blocks given up by it, and before it since the last `StepEnded`."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFailed:
     """The last event of an engine. Whatever has not ended by now ends with `error`."""
 
@@ -149,4 +168,7 @@ class EngineFailed:
     error: str
 
 
-Event = Submitted | Refused | Admitted | Preempted | StepPlanned | StepTokens | StepEnded | Finished | EngineFailed
+Event = (
+    Submitted | Refused | Admitted | Preempted | StepPlanned | StepTokens | StepEnded | Finished | CacheReset
+    | EngineFailed
+)  # fmt: skip

@@ -20,21 +20,22 @@ import numpy as np
 from octavo.errors import CapacityError, PolicyError, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import Chain
+from octavo.memory.prefix import Match
 from octavo.memory.sharing import Sharing
 from octavo.memory.snapshots import Snapshots
-from octavo.memory.values import DEVICE, BlockCopies, Int32, Int64
+from octavo.memory.values import BlockCopies, Int32, Int64
 from octavo.policy.bundle import Policies
 from octavo.scheduling.draft import Draft
 from octavo.scheduling.entry import enter
 from octavo.scheduling.events import (
     Admitted,
+    CacheReset,
     Event,
     Finished,
     FinishReason,
     Preempted,
     RefusalReason,
     Refused,
-    RequestRecord,
     StepPlanned,
     StepTokens,
     Submitted,
@@ -42,6 +43,7 @@ from octavo.scheduling.events import (
 from octavo.scheduling.growth import grow
 from octavo.scheduling.limits import Limits, checked_limit
 from octavo.scheduling.plan import Admission, StepPlan, StepResult
+from octavo.scheduling.records import note_peak, record_of
 from octavo.scheduling.request import Request
 from octavo.scheduling.running import RunningSet
 from octavo.scheduling.sequence import Sequence, SequenceState
@@ -66,6 +68,7 @@ class Scheduler:
         self._next_sequence = 0
         self._next_plan = 0
         self._events: list[Event] = []
+        self._evictions_told = 0
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -110,6 +113,24 @@ class Scheduler:
     def drain_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+    # -- what is kept ---------------------------------------------------------------------------
+
+    def reset_kept(self, now: float) -> list[int]:
+        """Nothing computed so far is found again. Returns how many blocks of each group that freed at once."""
+        if self.cache.sharing is None:
+            return [0] * len(self.cache.tables)
+        freed = self.cache.sharing.forget_all()
+        self.snapshots.forget_all()
+        self._events.append(CacheReset(now, self.evictions_untold()))
+        return freed
+
+    def evictions_untold(self) -> int:
+        """Kept blocks given up since this was last asked."""
+        if self.cache.sharing is None:
+            return 0
+        before, self._evictions_told = self._evictions_told, self.cache.sharing.evicted_blocks
+        return self._evictions_told - before
 
     # -- decide -------------------------------------------------------------------------------
 
@@ -209,11 +230,11 @@ class Scheduler:
         """The number of the plan that is being made."""
         return self._next_plan
 
-    def welcome(self, sequence: Sequence, draft: Draft, cached_tokens: int) -> None:
-        """A sequence has been seated and has its blocks, `cached_tokens` positions of them computed already."""
+    def welcome(self, sequence: Sequence, draft: Draft, match: Match) -> None:
+        """A sequence has been seated and has its blocks; it starts from what was matched."""
         self.waiting.remove(sequence)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(cached_tokens, sequence.request.prompt_tokens)
+            sequence.cached_tokens = min(match.tokens, sequence.request.prompt_tokens)
         resumed = sequence.preemptions > 0
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = draft.now
@@ -221,9 +242,17 @@ class Scheduler:
             sequence.preempted_s += draft.now - sequence.paused_at_s
             sequence.paused_at_s = None
         draft.admissions.append(
-            Admission(sequence.row, sequence.sequence_id, sequence.request, sequence.outputs, cached_tokens)
+            Admission(sequence.row, sequence.sequence_id, sequence.request, sequence.outputs, match.tokens)
         )
-        self._events.append(Admitted(draft.now, sequence.sequence_id, sequence.row, resumed, cached_tokens))
+        again = max(0, sequence.given_up_tokens - match.tokens)
+        sequence.given_up_tokens = 0
+        sequence.recomputed_tokens += again
+        self._events.append(
+            Admitted(
+                draft.now, sequence.sequence_id, sequence.row, resumed, match.tokens,
+                match.asked, match.known, match.unused, again,
+            )
+        )  # fmt: skip
 
     def back_to_line(self, sequence: Sequence) -> None:
         """It was seated and found no room: it keeps its place in the queue."""
@@ -237,7 +266,7 @@ class Scheduler:
         draft.withdraw(row)
         draft.preempted += 1
         sequence.preemptions += 1
-        sequence.recomputed_tokens += computed
+        sequence.given_up_tokens = computed
         sequence.paused_at_s = draft.now
         self.waiting.push(sequence, returned=True)
         self._events.append(Preempted(draft.now, sequence.sequence_id, "recompute", computed, blocks))
@@ -322,7 +351,7 @@ class Scheduler:
         for row in rows:
             sequence = self.running.sequence(row)
             held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
-            self._note_peak(sequence, held)
+            note_peak(sequence, held)
             outputs = int(self.running.known[row] - self.running.prompt[row])
             self.running.done[row] = True
             del self._sequences[sequence.sequence_id]
@@ -338,7 +367,7 @@ class Scheduler:
         blocks = 0
         for row in rows:
             held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
-            self._note_peak(self.running.sequence(row), held)
+            note_peak(self.running.sequence(row), held)
             blocks += self.cache.release(row)
             self.snapshots.forget(row)
         self.running.unseat(rows)
@@ -356,11 +385,6 @@ class Scheduler:
             self._report_end(sequence, reason, now, outputs=len(sequence.outputs), error=error)
         return True
 
-    @staticmethod
-    def _note_peak(sequence: Sequence, held: list[int]) -> None:
-        peak = sequence.peak_blocks or [0] * len(held)
-        sequence.peak_blocks = [max(a, b) for a, b in zip(peak, held, strict=True)]
-
     def _report_end(
         self,
         sequence: Sequence,
@@ -372,30 +396,5 @@ class Scheduler:
         error: str | None = None,
     ) -> None:
         sequence.state = SequenceState.FINISHED
-        record = self._record(sequence, now, outputs)
+        record = record_of(sequence, now, outputs, self.limits, self.cache)
         self._events.append(Finished(now, sequence.sequence_id, reason, stop_token, record, error))
-
-    def _record(self, sequence: Sequence, now: float, outputs: int) -> RequestRecord:
-        scheduled = now if sequence.first_scheduled_s is None else sequence.first_scheduled_s
-        first = sequence.first_token_s
-        paused = 0.0 if sequence.paused_at_s is None else now - sequence.paused_at_s
-        names = [group.name for group in self.cache.layout.groups]
-        return RequestRecord(
-            request_id=sequence.request.request_id,
-            choice=sequence.request.choice,
-            input_tokens=sequence.request.prompt_tokens,
-            cached_tokens={DEVICE: sequence.cached_tokens} if sequence.cached_tokens else {},
-            output_tokens=outputs,
-            allocated_blocks=dict(zip(names, sequence.peak_blocks or [0] * len(names), strict=True)),
-            attention_mode=self.limits.attention_mode,
-            cache_dtype=self.limits.cache_dtype,
-            queue_time=scheduled - sequence.arrival_s,
-            prefill_time=(now if first is None else first) - scheduled,
-            decode_time=0.0 if first is None else now - first,
-            preempted_time=sequence.preempted_s + paused,
-            preemptions=sequence.preemptions,
-            arrival_s=sequence.arrival_s,
-            first_token_s=first,
-            finished_s=now,
-            recomputed_tokens=sequence.recomputed_tokens,
-        )

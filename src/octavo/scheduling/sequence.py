@@ -43,6 +43,8 @@ class Sequence:
     preempted_s: float = 0.0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    given_up_tokens: int = 0
+    """Positions it had computed when it last gave way; 0 once it has resumed."""
     chain: Chain | None = None
     """Keys of its full blocks, where blocks are reused."""
     cached_tokens: int | None = None

@@ -18,6 +18,7 @@ from octavo.cost.step import Float64
 from octavo.errors import ConfigError
 from octavo.memory.waste import useful_bytes, waste
 from octavo.scheduling.events import (
+    Admitted,
     Finished,
     Preempted,
     Refused,
@@ -122,7 +123,8 @@ class Measured:
                     self._record(one.record)
                 case Preempted():
                     self.preemptions += 1
-                    self.lost_tokens += one.computed_tokens
+                case Admitted():
+                    self.lost_tokens += one.recomputed_tokens
                 case Submitted():
                     self.submitted += 1
                 case Refused():
