@@ -70,6 +70,11 @@ class Engine:
             self.core.abort(sequence_id, self._clock())
         return bool(sequence_ids)
 
+    def reset_kept(self) -> list[int]:
+        """Nothing computed so far is found again; returns how many blocks of each group that freed at once."""
+        self._require_alive()
+        return self.core.reset_kept(self._clock())
+
     @property
     def has_work(self) -> bool:
         return self.core.has_work or bool(self._streams.request_ids())

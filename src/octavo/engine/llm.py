@@ -132,6 +132,12 @@ class LLM:
         """One conversation, streamed."""
         return self.stream(self.engine.intake.encode_chat(messages), sampling_params)
 
+    def reset_prefix_cache(self) -> bool:
+        """Nothing computed so far is found again, whoever may be running. False where nothing is kept anyway."""
+        with self._turn:
+            self.engine.reset_kept()
+        return self.engine.core.scheduler.policies.reuse.shares
+
     # -- inside -------------------------------------------------------------------------------
 
     def _streaming(self, names: list[str]) -> Iterator[Delta]:

@@ -76,7 +76,8 @@ async def _batches(generation: Generation, wanted: Wanted) -> AsyncIterator[Sequ
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
-    return usage_of(generation.asked.prompts, generation.output_tokens, generation.records)
+    asked = generation.asked
+    return usage_of(asked.prompts, asked.params.n, generation.output_tokens, generation.records)
 
 
 def _end(service: Service, request: Request, generation: Generation, wanted: Wanted) -> None:

@@ -162,11 +162,17 @@ class ChatAnswer(Answer):
 
 
 def usage_of(
-    prompts: Sequence[Sequence[int]], output_tokens: int, records: Mapping[int, RequestRecord]
+    prompts: Sequence[Sequence[int]], choices: int, output_tokens: int, records: Mapping[int, RequestRecord]
 ) -> dict[str, Any]:
-    """OpenAI's usage, and in `octavo` the record of each choice. A prompt counts once, whatever `n` is."""
+    """OpenAI's usage, and in `octavo` the record of each choice. A prompt counts once, however many choices it has.
+
+    Its cached tokens are those that none of its choices computed.
+    """
     input_tokens = sum(len(prompt) for prompt in prompts)
-    cached = sum(sum(record.cached_tokens.values()) for record in records.values())
+    found: dict[int, list[int]] = {}
+    for index, record in records.items():
+        found.setdefault(index // choices, []).append(sum(record.cached_tokens.values()))
+    cached = sum(min(tokens) for tokens in found.values())
     return {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,

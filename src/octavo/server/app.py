@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import __version__
 from octavo.server import pages
+from octavo.server.cache import reset
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.errors import ApiError, internal_error, json_response
@@ -44,6 +45,7 @@ def create_app(service: Service) -> Starlette:
         route("/v1/models/{name:path}", model),
         route("/v1/completions", _counted(completions), "POST"),
         route("/v1/chat/completions", _counted(chat_completions), "POST"),
+        route("/v1/cache/reset", reset, "POST"),
         route("/tokenize", tokenize, "POST"),
         route("/detokenize", detokenize, "POST"),
         route("/health", health),

@@ -24,7 +24,7 @@ from octavo.engine.streams import Streams
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.scheduling.events import Event
 from octavo.scheduling.request import SamplingParams
-from octavo.server.engine_thread import Accepted, End, EngineThread, Reply, Submit
+from octavo.server.engine_thread import Answered, Command, End, EngineThread, Reply, Reset, Submit
 from octavo.server.host import Host
 from octavo.server.mailbox import Mailbox
 
@@ -204,6 +204,13 @@ class AsyncLLM:
             self._post(End(sequence_ids))
         return bool(sequence_ids)
 
+    async def reset_prefix_cache(self) -> list[int]:
+        """Nothing computed so far is found again. Returns the blocks of each group that it freed, between two steps."""
+        self._start()
+        done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._post(Reset(lambda answer: self._call(_resolve, done, answer)))
+        return await done
+
     async def shutdown(self, *, drain: bool = False) -> None:
         """Stop the engine: after what is running when `drain`, else every open request ends with an error."""
         await asyncio.to_thread(self._thread.close, drain=drain)
@@ -224,7 +231,7 @@ class AsyncLLM:
         return f"request-{self._count}" if request_id is None else request_id
 
     def _opened(
-        self, prepared: Prepared, mailbox: Mailbox, accepted: asyncio.Future[None], answer: Accepted | OctavoError
+        self, prepared: Prepared, mailbox: Mailbox, accepted: asyncio.Future[None], answer: Answered | OctavoError
     ) -> None:
         """The engine has answered a submission. Runs before the first event of its sequences is folded."""
         self._opening.discard(prepared.request_id)
@@ -257,13 +264,14 @@ class AsyncLLM:
             except Exception:  # noqa: BLE001 - whatever it is, readers come first
                 _log.exception("an observer failed; readers have got what came")
 
-    def _post(self, command: Submit | End) -> None:
+    def _post(self, command: Command) -> None:
         try:
             self._thread.post(command)
         except EngineDeadError:
             # What is to be ended has ended with the engine; only a newcomer needs to know.
             if isinstance(command, Submit):
                 self._opening.discard(command.prepared.request_id)
+            if not isinstance(command, End):
                 raise
 
     # -- inside, in the engine thread -----------------------------------------------------------
@@ -276,6 +284,15 @@ class AsyncLLM:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has been closed: nobody is left to be told
                 self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _resolve(done: asyncio.Future[list[int]], answer: Answered | OctavoError) -> None:
+    if done.done():  # whoever asked has left
+        return
+    if isinstance(answer, OctavoError):
+        done.set_exception(answer)
+    else:
+        done.set_result(list(answer))
 
 
 def chat_prompt(llm: AsyncLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:

@@ -6,7 +6,7 @@ Commands and replies are values; the core is touched by the engine thread alone.
 called in the engine thread and must return at once. A request has arrived when it is posted, whatever
 step the engine is in. Another thread may read the core's state while it holds `core.guard`.
 
-Invariant: every `Submit` gets exactly one reply, also when the engine dies or is shut down.
+Invariant: every `Submit` and every `Reset` gets exactly one reply, also when the engine dies or is shut down.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from octavo.server.host import Host
 SWITCH_INTERVAL_S = 1e-3
 """A busy Python thread elsewhere must not hold the interpreter for long while a step is being planned."""
 
-Accepted = Sequence[int]
-Reply = Callable[[Accepted | OctavoError], None]
+Answered = Sequence[int]
+"""The sequence ids of a `Submit`; the blocks of each group that a `Reset` freed."""
+Reply = Callable[[Answered | OctavoError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,17 @@ class Submit:
 class End:
     sequence_ids: tuple[int, ...]
     reason: FinishReason = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Forget what is kept for reuse."""
+
+    reply: Reply
+    """Called in the engine thread with the blocks of each group that it freed, or with why not."""
+
+
+Command = Submit | End | Reset
 
 
 class EngineThread:
@@ -64,7 +76,7 @@ class EngineThread:
         self._recorder = recorder or FlightRecorder()
         self._deliver = deliver
         self._clock = clock
-        self._inbox: deque[tuple[Submit | End, float]] = deque()
+        self._inbox: deque[tuple[Command, float]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._draining = False
@@ -81,7 +93,7 @@ class EngineThread:
     def alive(self) -> bool:
         return self._host.alive and self.dead is None
 
-    def post(self, command: Submit | End) -> None:
+    def post(self, command: Command) -> None:
         """Hand a command over; returns at once. Raises `EngineDeadError` when nobody would read it."""
         with self._changed:
             if self._closing or self.dead is not None:
@@ -124,6 +136,8 @@ class EngineThread:
             command, arrived_s = self._inbox.popleft()
             if isinstance(command, Submit):
                 self._submit(command, arrived_s)
+            elif isinstance(command, Reset):
+                command.reply(self._core.reset_kept(self._clock()))
             else:
                 for sequence_id in command.sequence_ids:
                     self._core.abort(sequence_id, self._clock(), command.reason)
@@ -148,7 +162,7 @@ class EngineThread:
             left = [command for command, _ in self._inbox]
             self._inbox.clear()
         for command in left:
-            if isinstance(command, Submit):
+            if not isinstance(command, End):
                 command.reply(self.dead)
         self._hand_over(pending + self._core.fail(reason, self._clock()))
         self._core.executor.close()

@@ -89,7 +89,8 @@ class Service:
         if not self.settings.isolate_api_keys:
             return asked
         key = request.headers.get("authorization", "").partition(" ")[2].strip()
-        return hashlib.sha256(key.encode()).hexdigest() + asked
+        # Both of one length, so that neither runs into the other, and the result is never too long to be a salt.
+        return hashlib.sha256(key.encode()).hexdigest() + (hashlib.sha256(asked.encode()).hexdigest() if asked else "")
 
     def require_fits(self, param: str, prompt: Sequence[int], max_tokens: int | None) -> None:
         """Raises `ApiError` for a prompt that leaves no room for an answer."""

@@ -120,6 +120,10 @@ class TokenizeBody(Wire):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class ResetBody(Wire):
+    """Nothing to say: all that is kept goes."""
+
+
 class DetokenizeBody(Wire):
     model: str | None = None
     tokens: list[int]
@@ -128,7 +132,7 @@ class DetokenizeBody(Wire):
 def _unknown(at: str, name: str, known: tuple[str, ...]) -> ApiError:
     path = at + shorten(name)[1:-1]  # printable, whatever the key is made of
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}"
     return ApiError(400, f"{path}: is no field of this request; {hint}", param=path, code="unknown_field")
 
 
