@@ -19,11 +19,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from octavo.errors import InvariantViolation, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.check import check, is_empty
+from octavo.memory.keys import KeySpace
 from octavo.memory.layout import Layout
 from octavo.memory.values import Reservation, Shortfall, Suspended
 from octavo.policy.allocation import allocation_named
 from octavo.policy.bundle import Policies
 from octavo.policy.chaos import Chaos
+from octavo.policy.eviction import EVICTIONS, eviction_named
+from octavo.policy.reuse import reuse_named
 from octavo.scheduling.audit import check_all
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, Finished, Preempted, StepTokens
@@ -292,11 +295,13 @@ class EngineMachine(RuleBasedStateMachine):
         rows=st.integers(1, 5),
         more_budget=st.integers(0, 20),
         fails_every=st.sampled_from((0, 0, 150)),
+        keeps=st.sampled_from((None, None, *sorted(EVICTIONS))),
     )
     def build(
         self,
         layout: Layout,
         policies: tuple[str, str, Any],
+        keeps: str | None,
         depth: int,
         slabs: int,
         rows: int,
@@ -304,9 +309,17 @@ class EngineMachine(RuleBasedStateMachine):
         fails_every: int,
     ) -> None:
         self.toy = toy_model(layout, ends_every=9, fails_every=fails_every)
-        bundle = _policies(*policies)
+        bundle = _policies(*policies, reuse="prefix" if keeps and policies[0] == "paged" else "none")
         self.never_pauses = policies[2] == "guaranteed_no_evict"
-        cache = KVCache(layout, slabs, rows, contiguous=bundle.allocation.contiguous)
+        block_tokens = max(group.block_tokens for group in layout.groups) or 4
+        cache = KVCache(
+            layout,
+            slabs,
+            rows,
+            contiguous=bundle.allocation.contiguous,
+            keys=KeySpace("toy", block_tokens) if bundle.reuse.shares else None,
+            eviction=eviction_named(keeps or "lru"),
+        )
         scheduler = Scheduler(cache, Limits(rows, rows + more_budget, 48, VOCAB), bundle)
         self.core = EngineCore(scheduler, ToyExecutor(self.toy, layout, slabs, rows), depth=depth)
         self.asked: dict[int, Request] = {}
@@ -320,7 +333,26 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.sampled_from((0, 0, 0, -1, 1)),
     )
     def submit(self, prompt: list[int], max_tokens: int | None, priority: int) -> None:
-        asked = toy_request(f"r{len(self.asked)}", prompt, max_tokens, priority=priority)
+        self._submit(toy_request(f"r{len(self.asked)}", prompt, max_tokens, priority=priority))
+
+    @precondition(lambda self: self.asked)
+    @rule(
+        pick=st.integers(0, 10_000),
+        alike=st.integers(1, 18),
+        tail=st.lists(st.integers(1, VOCAB - 1), max_size=3),
+        max_tokens=st.integers(0, 20),
+        salt=st.sampled_from(("", "", "another")),
+    )
+    def submit_what_begins_alike(self, pick: int, alike: int, tail: list[int], max_tokens: int, salt: str) -> None:
+        """Where blocks are kept, some of them are found; where not, it is one more request."""
+        like = list(self.asked.values())[pick % len(self.asked)].prompt_token_ids.tolist()
+        self._submit(toy_request(f"r{len(self.asked)}", like[:alike] + tail, max_tokens, cache_salt=salt))
+
+    @rule()
+    def reset(self) -> None:
+        self.core.reset_kept(self.time)
+
+    def _submit(self, asked: Request) -> None:
         before = self.core.scheduler.cache.pool.free.count
         try:
             self.asked[self.core.submit(asked, self.time)] = asked
@@ -382,17 +414,17 @@ class EngineMachine(RuleBasedStateMachine):
     def _answered_as_if_alone(self, sequence_id: int, asked: Request) -> None:
         most = asked.params.max_tokens
         pool = self.core.scheduler.cache.max_tokens_per_sequence()
-        answer = self.toy.answer(asked, min(48, pool + 1) if most is None else asked.prompt_tokens + most)
+        limit = min(48, pool + 1) if most is None else asked.prompt_tokens + most
         got, end = self.tokens.get(sequence_id, []), self.ended[sequence_id]
         assert end.record.output_tokens == len(got)
-        if end.reason == "abort":
-            assert got == answer.tokens[: len(got)]
-        else:
-            assert (got, end.reason) == (answer.tokens, answer.reason)
+        kept = self.core.scheduler.policies.reuse.shares
+        assert self.toy.answered(asked, limit, got, end.reason, kept=kept), self.toy.answer(asked, limit)
 
 
-def _policies(allocation: str, batching: str, admission: str | int) -> Policies:
+def _policies(allocation: str, batching: str, admission: str | int, *, reuse: str) -> Policies:
     if isinstance(admission, str):
-        return Policies.named(allocation=allocation, batching=batching, admission=admission)
+        return Policies.named(allocation=allocation, batching=batching, admission=admission, reuse=reuse)
     chaos = Chaos(admission)
-    return Policies(allocation_named(allocation), batching=chaos, admission=chaos, victim=chaos)
+    return Policies(
+        allocation_named(allocation), batching=chaos, admission=chaos, victim=chaos, reuse=reuse_named(reuse)
+    )

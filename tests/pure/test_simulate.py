@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from tests.pure.worlds import drain, endings, engine, expected, outputs, request
 from octavo.cost.step import LinearCost
 from octavo.errors import InvariantViolation
 from octavo.memory import check as memory_check
+from octavo.memory.adoption import adopt
 from octavo.memory.cache import KVCache
+from octavo.memory.prefix import Match
+from octavo.memory.sharing import Sharing
 from octavo.memory.tables import BlockTables
-from octavo.memory.values import NewBlocks
+from octavo.memory.values import Adoption, NewBlocks
 from octavo.policy.admission import GuaranteedNoEvict
 from octavo.policy.chaos import Chaos
 from octavo.scheduling import audit
@@ -152,9 +156,9 @@ def test_the_same_seed_explores_the_same_and_another_one_something_else() -> Non
 
 def test_the_worlds_cover_every_pair_of_mechanisms() -> None:
     labels = [world.label for world in all_worlds()]
-    assert len(set(labels)) == len(labels) == 4 * 3 * 5 * 2
-    assert sum("chaos" in label for label in labels) == 24
-    assert sum("constant" in label and "window" in label for label in labels) == 30
+    assert len(set(labels)) == len(labels) == 4 * (3 + 1) * 5 * 2
+    assert sum("chaos" in label for label in labels) == 32
+    assert sum("constant" in label and "window" in label for label in labels) == 40
 
 
 def _leaks_one_block(patch: pytest.MonkeyPatch) -> str:
@@ -183,8 +187,8 @@ def _forgets_an_answer(patch: pytest.MonkeyPatch) -> str:
 def _forgets_what_it_had(patch: pytest.MonkeyPatch) -> str:
     seat = Scheduler.welcome
 
-    def skip_one(self: Scheduler, sequence: object, draft: object, cached_tokens: int) -> None:
-        seat(self, sequence, draft, cached_tokens)  # type: ignore[arg-type]
+    def skip_one(self: Scheduler, sequence: object, draft: object, match: object) -> None:
+        seat(self, sequence, draft, match)  # type: ignore[arg-type]
         row = sequence.row  # type: ignore[attr-defined]
         if sequence.preemptions:  # type: ignore[attr-defined]
             self.running.feed[row] = np.roll(self.running.feed[row], 1)
@@ -210,6 +214,36 @@ def _gives_up_too_little(patch: pytest.MonkeyPatch) -> str:
     return "held-within-charge"
 
 
+def _forgets_to_copy(patch: pytest.MonkeyPatch) -> str:
+    """A block that is kept and wanted in part is given away as an empty one."""
+
+    def adopted(*given: object) -> object:
+        got = adopt(*given)  # type: ignore[arg-type]
+        return replace(got, copies=()) if isinstance(got, Adoption) else got
+
+    patch.setattr("octavo.scheduling.entry.adopt", adopted)
+    return "tokens-unchanged-by-policy"
+
+
+def _forgets_doubles(patch: pytest.MonkeyPatch) -> str:
+    """Who holds the first of two equal blocks, and a copy of its own, never lets go of the first."""
+    end = Sharing.end
+    patch.setattr(Sharing, "end", lambda self, row: end(self, row)[:0])
+    return "references-equal-occurrences"
+
+
+def _shares_past_the_match(patch: pytest.MonkeyPatch) -> str:
+    """A hit is one position longer than what is alike."""
+    match = Sharing.match
+
+    def longer(self: Sharing, chain: object, tokens: object, limit: int) -> Match:
+        found = match(self, chain, tokens, limit)  # type: ignore[arg-type]
+        return replace(found, tokens=found.tokens + 1) if found.partial and found.tokens < limit else found
+
+    patch.setattr(Sharing, "match", longer)
+    return "tokens-unchanged-by-policy"
+
+
 def _guarantees_what_it_has_not(patch: pytest.MonkeyPatch) -> str:
     patch.setattr(GuaranteedNoEvict, "admits", lambda self, view: True)
     return "guarantee-never-pauses"
@@ -225,6 +259,9 @@ def _guarantees_what_it_has_not(patch: pytest.MonkeyPatch) -> str:
         _lets_nobody_in,
         _gives_up_what_is_read,
         _gives_up_too_little,
+        _forgets_to_copy,
+        _forgets_doubles,
+        _shares_past_the_match,
         _guarantees_what_it_has_not,
     ],
 )

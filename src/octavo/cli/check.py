@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="one JSON object")]
 
 
 def check(
-    *, seed: Seed = 0, steps: Steps = 3_600, walk: Walk = None, pipeline_depth: Depth = 0, as_json: Json = False
+    *, seed: Seed = 0, steps: Steps = 4_800, walk: Walk = None, pipeline_depth: Depth = 0, as_json: Json = False
 ) -> None:
     """Check every invariant by name in seeded random worlds; print pass and states visited.
 

@@ -1,7 +1,7 @@
 """Every invariant, by name, in seeded random worlds: what `octavo check` prints.
 
-A world is a toy engine: some laws of state, allocation, batching, admission and pipeline depth, and
-random traffic (submissions, aborts, steps, unpredictable ends, failures of single sequences).
+A world is a toy engine: some laws of state, allocation, batching, admission, reuse and pipeline depth, and
+random traffic (submissions, aborts, resets, steps, unpredictable ends, failures of single sequences).
 After every operation each invariant runs; what it saw is counted as distinct states. The same
 seed gives the same answer. Owns no invariant but those of whole runs, at the end of this file.
 """
@@ -19,10 +19,13 @@ from octavo.errors import InvariantViolation, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.check import INVARIANTS as MEMORY_INVARIANTS
 from octavo.memory.check import is_empty
+from octavo.memory.keys import KeySpace
 from octavo.memory.slots import LEGAL_MOVES, GroupSlots, SlotState
 from octavo.policy.allocation import allocation_named
 from octavo.policy.bundle import Policies
 from octavo.policy.chaos import Chaos
+from octavo.policy.eviction import EVICTIONS, eviction_named
+from octavo.policy.reuse import reuse_named
 from octavo.scheduling.audit import INVARIANTS as SCHEDULING_INVARIANTS
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, Finished, Preempted, StepTokens
@@ -72,6 +75,7 @@ class World:
     batching: str = "iteration"
     admission: str = "max_utilization"
     chaos: bool = False
+    reuse: str = "none"
     depth: int = 0
     slabs: int = 12
     rows: int = 5
@@ -80,13 +84,16 @@ class World:
     def label(self) -> str:
         policies = "chaos" if self.chaos else f"{self.batching}+{self.admission}"
         groups = f"{self.heads} {'+'.join(self.laws)}" if self.laws else f"{self.heads}"
-        return f"groups {groups}, {self.allocation}, {policies}, depth {self.depth}"
+        return f"groups {groups}, {self.allocation}, {policies}, reuse {self.reuse}, depth {self.depth}"
 
     def policies(self, seed: int) -> Policies:
         if not self.chaos:
-            return Policies.named(allocation=self.allocation, batching=self.batching, admission=self.admission)
+            return Policies.named(
+                allocation=self.allocation, batching=self.batching, admission=self.admission, reuse=self.reuse
+            )
         chaos = Chaos(seed)
-        return Policies(allocation_named(self.allocation), batching=chaos, admission=chaos, victim=chaos)
+        allocation, reuse = allocation_named(self.allocation), reuse_named(self.reuse)
+        return Policies(allocation, batching=chaos, admission=chaos, victim=chaos, reuse=reuse)
 
 
 _GROUPS: tuple[dict[str, Any], ...] = (
@@ -99,11 +106,24 @@ _GROUPS: tuple[dict[str, Any], ...] = (
 
 
 def all_worlds() -> tuple[World, ...]:
-    """Every combination of groups, allocation, policies and depth."""
+    """Every combination of groups, allocation, policies and depth; reuse where blocks are paged."""
     return tuple(
-        World(**groups, allocation=allocation, batching=batching, admission=admission, chaos=chaos, depth=depth)
+        World(
+            **groups,
+            allocation=allocation,
+            batching=batching,
+            admission=admission,
+            chaos=chaos,
+            reuse=reuse,
+            depth=depth,
+        )
         for groups in _GROUPS
-        for allocation in ("paged", "contiguous-max", "contiguous-pow2")
+        for allocation, reuse in (
+            ("paged", "none"),
+            ("paged", "prefix"),
+            ("contiguous-max", "none"),
+            ("contiguous-pow2", "none"),
+        )
         for batching, admission, chaos in (
             ("iteration", "max_utilization", False),
             ("iteration", "guaranteed_no_evict", False),
@@ -115,7 +135,7 @@ def all_worlds() -> tuple[World, ...]:
     )
 
 
-def explore(seed: int = 0, steps: int = 3_600, worlds: tuple[World, ...] | None = None) -> list[Explored]:
+def explore(seed: int = 0, steps: int = 4_800, worlds: tuple[World, ...] | None = None) -> list[Explored]:
     """Run `steps` operations in all, spread over the worlds, and report on each invariant by name."""
     chosen = all_worlds() if worlds is None else worlds
     findings = _Findings()
@@ -164,7 +184,14 @@ class _Run:
         layout = toy_layout(world.heads, laws=world.laws, most_slab_bytes=world.slab_bytes)
         self.model = toy_model(layout, ends_every=12, fails_every=400)
         policies = world.policies(self.random.getrandbits(32))
-        cache = KVCache(layout, world.slabs, world.rows, contiguous=policies.allocation.contiguous)
+        cache = KVCache(
+            layout,
+            world.slabs,
+            world.rows,
+            contiguous=policies.allocation.contiguous,
+            keys=KeySpace("toy", 4) if policies.reuse.shares else None,
+            eviction=eviction_named(self.random.choice(sorted(EVICTIONS))),
+        )
         limits = Limits(world.rows, self.random.choice((6, 9, 32)), CONTEXT, VOCAB)
         executor = ToyExecutor(self.model, layout, world.slabs, world.rows)
         self.core = EngineCore(Scheduler(cache, limits, policies), executor, depth=world.depth)
@@ -189,15 +216,21 @@ class _Run:
             self._submit()
         elif drawn < 0.38 and self.requests:
             self.core.abort(self.random.choice(list(self.requests)), 0.0)
+        elif drawn > 0.99:
+            self.core.reset_kept(0.0)
         else:
             self._step()
 
     def _submit(self) -> None:
         longest = 60 if self.random.random() < 0.1 else 14
         prompt = [self.random.randrange(1, VOCAB) for _ in range(self.random.randint(1, longest))]
+        if self.requests and self.random.random() < 0.6:  # one that begins like an earlier one
+            like = self.requests[self.random.choice(list(self.requests))].prompt_token_ids.tolist()
+            prompt = like[: self.random.randint(1, len(like))] + prompt[: self.random.randint(0, 3)]
         max_tokens = self.random.choice((0, 1, 2, 5, 9, 14, 14, 30, None))
         priority = self.random.choice((0, 0, 0, -1, 2))
-        asked = toy_request(f"r{self.operations}", prompt, max_tokens, priority=priority)
+        salt = self.random.choice(("", "", "another"))
+        asked = toy_request(f"r{self.operations}", prompt, max_tokens, priority=priority, cache_salt=salt)
         try:
             sequence_id = self.core.submit(asked, 0.0)
         except RequestError:
@@ -279,14 +312,12 @@ class _Run:
         most = asked.params.max_tokens
         pool_tokens = self.core.scheduler.cache.max_tokens_per_sequence()
         limit = min(CONTEXT, pool_tokens + 1) if most is None else asked.prompt_tokens + most
-        answer, got, reason = self.model.answer(asked, limit), self.tokens.get(sequence_id, []), endings[0].reason
-        # An aborted one has a beginning of its answer.
-        due = answer.tokens[: len(got)] if reason == "abort" else answer.tokens
+        got, reason = self.tokens.get(sequence_id, []), endings[0].reason
         self.findings.saw("tokens-unchanged-by-policy", asked.prompt_token_ids.tolist(), got, reason)
         _require(
             "tokens-unchanged-by-policy",
-            got == due and reason in ("abort", answer.reason),
-            f"sequence {sequence_id}: {got} ({reason}), alone {answer.tokens} ({answer.reason})",
+            self.model.answered(asked, limit, got, reason, kept=self.world.reuse != "none"),
+            f"sequence {sequence_id}: {got} ({reason}), alone {self.model.answer(asked, limit)}",
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -96,6 +96,21 @@ class ToyModel:
         if not self.fails_every:
             return False
         return any(scrambled(identity ^ (p * 0x9E37)) % self.fails_every == 0 for p in range(start, end))
+
+    def answered(self, request: Request, limit: int, got: list[int], reason: str, *, kept: bool) -> bool:
+        """Whether this is what the sequence gets alone, or, if it was aborted, a beginning of that.
+
+        Where blocks are `kept`, a position that cannot be computed may have been found, and then fails nobody.
+        """
+        alone = self.answer(request, limit)
+        if kept and alone.reason == "error":
+            whole = replace(self, fails_every=0).answer(request, limit)
+            if got == whole.tokens[: len(got)] and reason == "error":
+                return True
+            alone = whole
+        if reason == "abort":
+            return got == alone.tokens[: len(got)]
+        return got == alone.tokens and reason == alone.reason
 
     def answer(self, request: Request, limit: int) -> Answer:
         """What a sequence of at most `limit` tokens gets when it is alone in the world."""
