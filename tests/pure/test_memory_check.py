@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from octavo.errors import InvariantViolation
+from octavo.memory.adoption import adopt
 from octavo.memory.cache import KVCache
 from octavo.memory.check import INVARIANTS, check, check_rows
-from octavo.memory.inspect import table_lines
-from octavo.memory.keys import KeySpace
+from octavo.memory.inspect import cached_lines, table_lines
+from octavo.memory.keys import Chain, KeySpace
+from octavo.memory.values import Adoption
 from octavo.memory.waste import Waste, useful_bytes, waste
 from octavo.simulate.toy_model import toy_layout
 
@@ -158,6 +160,28 @@ def test_tables_are_printed_logical_to_physical_with_the_state_of_each_slot() ->
         "g0: B holds no blocks",
         "g0: C0 -> 1 filling, C1 -> 2 filling",
     ]
+
+
+def test_tables_say_how_many_share_a_slot_and_cached_slots_are_listed_apart() -> None:
+    cache = KVCache(toy_layout(), 6, 3, keys=KeySpace("toy", 4))
+    text = np.arange(1, 9, dtype=np.int32)
+    for row in (0, 1):
+        chain = Chain(cache.sharing.directory.space)  # type: ignore[union-attr]
+        chain.extend(text)
+        match = cache.sharing.match(chain, text, 8 if row else 0)  # type: ignore[union-attr]
+        assert isinstance(adopt(cache, row, match, chain, upto=9, plan=0), Adoption)
+        if row == 0:
+            commit(cache, 0, 8)
+            cache.sharing.key(0, cache.tables, chain.keys, text)  # type: ignore[union-attr]
+    assert table_lines(cache, {0: "A", 1: "B"}) == [
+        "g0: A0 -> 0 ready x2, A1 -> 1 ready x2, A2 -> 2 filling",
+        "g0: B0 -> 0 ready x2, B1 -> 1 ready x2, B2 -> 3 filling",
+    ]
+    assert cached_lines(cache) == []
+    cache.release(0)
+    cache.release(1)
+    assert table_lines(cache, {}) == []
+    assert cached_lines(cache) == ["g0: cached 0, 1"]
 
 
 def test_tables_of_every_group_are_printed_and_a_row_without_a_name_is_numbered() -> None:

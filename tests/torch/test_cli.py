@@ -251,6 +251,16 @@ def test_a_slot_is_seen_again_after_its_owner_has_ended(capsys: pytest.CaptureFi
     assert out.endswith("all sequences have ended after 12 steps\n")
 
 
+def test_tables_show_shared_slots_and_cached_ones(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    prompt = " ".join(["hello world again"] * 6)
+    arguments = ("--max-kv-tokens", "128", "--block-size", "4", "--steps", "30", "--every-step", "--reuse", "prefix")
+    assert run(["inspect", "tables", prompt, prompt, "--model", model, *arguments, "--max-tokens", "12"]) == 0
+    out, _ = capsys.readouterr()
+    assert re.search(r"A0 -> (\d+) ready x2, .*\n.*B0 -> \1 ready x2", out)
+    assert re.search(r"0 running, none waiting, 0 blocks in use, [1-9]\d* cached\n", out)
+    assert re.search(r": cached \d+, ", out)
+
+
 def test_tables_refuse_a_number_of_steps_that_is_none(capsys: pytest.CaptureFixture[str], model: str) -> None:
     assert run(["inspect", "tables", "--model", model, "--steps", "0"]) == 2
     assert capsys.readouterr().err == "error: steps=0: must be at least 1\n"

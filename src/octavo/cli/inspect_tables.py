@@ -41,7 +41,10 @@ def tables(
     max_tokens: MaxTokens = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a model for some steps, then print each live sequence's logical to physical blocks: A0 -> 7, A1 -> 2."""
+    """Run a model for some steps, then print each live sequence's logical to physical blocks: A0 -> 7, A1 -> 2.
+
+    With --reuse prefix, x2 is a block that two sequences have, and cached ones are those that nobody has.
+    """
     if steps < 1:
         raise ConfigError("steps", steps, "must be at least 1")
     from octavo.cli.loading import start_engine
@@ -75,19 +78,20 @@ def tables(
 
 def _moment(engine: Engine, step: int) -> Iterator[str]:
     """Who lives, and where each of its blocks lies."""
-    from octavo.memory.inspect import table_lines
+    from octavo.memory.inspect import cached_lines, table_lines
     from octavo.memory.slots import SlotState
 
     scheduler = engine.core.scheduler
     running, cache = scheduler.running, scheduler.cache
     names = {row: running.sequence(row).request.request_id for row in sorted(running.order.tolist())}
     waiting = ", ".join(sequence.request.request_id for sequence in scheduler.waiting)
-    used = [int((pool.state != SlotState.EMPTY).sum()) for pool in cache.pool.slots]
+    used = sum(int((pool.state != SlotState.EMPTY).sum()) for pool in cache.pool.slots) - sum(cache.pool.cached)
+    kept = f", {sum(cache.pool.cached):,} cached" if cache.sharing is not None else ""
     yield (
         f"step {step}: {len(names)} running, {f'waiting: {waiting}' if waiting else 'none waiting'}, "
-        f"{sum(used):,} blocks in use"
+        f"{used:,} blocks in use{kept}"
     )
-    yield from (f"  {line}" for line in table_lines(cache, names))
+    yield from (f"  {line}" for line in (*table_lines(cache, names), *cached_lines(cache)))
 
 
 def _names() -> Iterator[str]:

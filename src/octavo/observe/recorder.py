@@ -21,7 +21,7 @@ import numpy as np
 
 from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
-from octavo.memory.inspect import table_lines
+from octavo.memory.inspect import cached_lines, table_lines
 from octavo.memory.slots import SlotState
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, Finished
@@ -100,6 +100,7 @@ def state_of(core: EngineCore) -> dict[str, Any]:
         "slabs": cache.pool.slabs,
         "free_slabs": cache.pool.free.count,
         "groups": _groups(cache),
+        "cached": cached_lines(cache),
         "rows": [
             {
                 "row": row,
