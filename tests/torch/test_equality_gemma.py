@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from hard_run import Watching
+from prompts import MORE_PROMPTS, PROMPTS
 from test_load_gemma import joined_gguf
 
 from octavo import LLM, SamplingParams
@@ -24,27 +25,7 @@ NEAR_TIE = 1e-3
 WANTED, STEP, BLOCK, WINDOW = 16, 128, 16, 512
 LONG = int(os.environ.get("OCTAVO_GEMMA_TOKENS", "1100"))
 """Of the long prompt; 6000 has been run by hand."""
-SHORT = [
-    "The capital of France is",
-    "Once upon a time, in a village by the sea, there lived",
-    "def fibonacci(n):\n    ",
-    "Q: What is 17 + 25?\nA:",
-    "Water boils at",
-    "삼겹살과 김치를",
-    "The three laws of thermodynamics state that",
-    "In 1969, the first humans",
-    "SELECT name, age FROM",
-    "Roses are red,\nviolets are blue,\n",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "1, 1, 2, 3, 5, 8, 13,",
-    "Die Hauptstadt von Deutschland ist",
-    "To make a good cup of tea, first",
-    "x" * 40,
-    "The quick brown fox jumps over the lazy dog. " * 12,
-    "A haiku about memory:",
-    "E = mc",
-    "Il était une fois",
-]
+SHORT = [*PROMPTS, *MORE_PROMPTS]
 SOURCES = Path(__file__).parents[2] / "src/octavo"
 
 TOKEN_BYTES = 2 * 256 * 4
