@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.cost.roofline import Factor, Factors, RooflineCost, laws_of
+from octavo.cost.laws import laws_of
+from octavo.cost.roofline import Factor, Factors, RooflineCost
 from octavo.cost.step import LinearCost, Scaled, StepShape, run_seconds
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16

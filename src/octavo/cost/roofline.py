@@ -13,15 +13,13 @@ read and multiplied is the planner's `Machine` and the geometry's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from octavo.cost.laws import Law, laws_of
 from octavo.cost.step import Float64, StepShape
 from octavo.errors import ConfigError
-from octavo.geometry.model import ModelGeometry
-from octavo.geometry.state import Borrowed, Chunked, Constant, Growing, Part, Windowed, parts_of
-from octavo.memory.values import Int64
 from octavo.planner.roofline import Machine
 
 _TABLES = "kernel timings of vLLM 0.19 on RTX 4090 and RTX PRO 6000, Llama-3.1-8B and Qwen3-32B (LLMServingSim, MIT)"
@@ -51,54 +49,13 @@ class Factors:
     """A step takes so many times its prediction, from and to: assumed from the spread of the shares above."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Law:
-    """Layers whose queries meet the same positions."""
-
-    kind: Literal["full", "window", "chunk", "constant"]
-    reach: int = 0
-    bytes_per_position: int = 0
-    """Of all those layers; for constant state of one sequence."""
-    flops_per_pair: int = 0
-    written_bytes: int = 0
-    """Of one position, in layers that keep their own."""
-
-    def read(self, starts: Int64, counts: Int64) -> Int64:
-        """Positions that each chunk reads."""
-        ends = starts + counts
-        if self.kind == "window":
-            within: Int64 = np.minimum(ends, self.reach + counts - 1)
-            return within
-        if self.kind == "chunk":
-            return ends - starts // self.reach * self.reach
-        return np.ones_like(ends) if self.kind == "constant" else ends
-
-    def pairs(self, starts: Int64, counts: Int64) -> Int64:
-        """Queries of each chunk times the positions that each meets."""
-        if self.kind == "constant":
-            return np.zeros_like(starts)
-        met: Int64 = self._met_before(starts + counts) - self._met_before(starts)
-        return met
-
-    def _met_before(self, positions: Int64) -> Int64:
-        """Positions met by all queries below each of `positions`."""
-        if self.kind == "full":
-            return positions * (positions + 1) // 2
-        if self.kind == "window":
-            rising = np.minimum(positions, self.reach)
-            met: Int64 = rising * (rising + 1) // 2 + (positions - rising) * self.reach
-            return met
-        whole, rest = positions // self.reach, positions % self.reach
-        return whole * (self.reach * (self.reach + 1) // 2) + rest * (rest + 1) // 2
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineCost:
     machine: Machine
     ranks: int = 1
     """Tensor-parallel devices; the machine is one of them."""
     factors: Factors = field(default_factory=Factors)
-    laws: tuple[_Law, ...] = field(init=False)
+    laws: tuple[Law, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "laws", laws_of(self.machine.geometry))
@@ -157,51 +114,9 @@ class RooflineCost:
         moved = 2 * (self.ranks - 1) / self.ranks * tokens * self.machine.geometry.hidden_size * 2
         return 2 * layers * (moved / (link * self.factors.link.value) + self.factors.exchange_s.value)
 
-    def _attention_parts_s(self, law: _Law, read: Any, pairs: Any, tokens: int) -> tuple[Any, Any]:
+    def _attention_parts_s(self, law: Law, read: Any, pairs: Any, tokens: int) -> tuple[Any, Any]:
         """(seconds of reading, seconds of arithmetic), of one step or of many: the same sums either way."""
         device, factors = self.machine.accelerator, self.factors
         touched = read * law.bytes_per_position + tokens * law.written_bytes
         reading = touched / (device.bandwidth_bytes_per_s * factors.state_bandwidth.value)
         return reading, pairs * law.flops_per_pair / (device.flops(16) * factors.attention_flops.value)
-
-
-def laws_of(geometry: ModelGeometry) -> tuple[_Law, ...]:
-    """The layers' state by who reads what. Raises `ConfigError` for a kind whose time is not modelled."""
-    found: dict[tuple[str, int], _Law] = {}
-    for index, state in enumerate(geometry.layers):
-        borrowed = isinstance(state, Borrowed)
-        lender = geometry.layers[state.layer] if isinstance(state, Borrowed) else state
-        for part in parts_of(lender):
-            if not part.bytes_kept(1) and not borrowed:
-                continue
-            law = _law_of(part, index, geometry.num_attention_heads, borrowed=borrowed)
-            before = found.get((law.kind, law.reach), _Law(law.kind, law.reach))
-            found[law.kind, law.reach] = _Law(
-                law.kind,
-                law.reach,
-                before.bytes_per_position + law.bytes_per_position,
-                before.flops_per_pair + law.flops_per_pair,
-                before.written_bytes + law.written_bytes,
-            )
-    return tuple(found.values())
-
-
-def _law_of(part: Part, layer: int, heads: int, *, borrowed: bool) -> _Law:
-    if isinstance(part, Constant):
-        return _Law("constant", 0, 2 * part.bytes_per_sequence)  # read and written
-    if not isinstance(part, (Growing, Windowed, Chunked)) or (
-        isinstance(part, Growing) and part.read_tokens is not None
-    ):
-        raise ConfigError(
-            "model", type(part).__name__, f"the time of layer {layer}'s kind of state is not modelled yet"
-        )
-    widths = {component.name: component.shape[-1] for component in part.components}
-    width = widths.get("k", 0) + widths.get("v", 0)
-    if "latent" in widths:
-        width = 2 * widths["latent"] + widths.get("rope_k", 0)
-    per_position, written = part.bytes_per_token, 0 if borrowed else part.bytes_per_token
-    if isinstance(part, Windowed):
-        return _Law("window", part.window_tokens + part.sink_tokens, per_position, 2 * heads * width, written)
-    if isinstance(part, Chunked):
-        return _Law("chunk", part.chunk_tokens, per_position, 2 * heads * width, written)
-    return _Law("full", 0, per_position, 2 * heads * width, written)
