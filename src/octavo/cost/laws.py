@@ -16,12 +16,32 @@ from octavo.geometry.model import ModelGeometry
 from octavo.geometry.state import Borrowed, Chunked, Constant, Growing, Part, Windowed, parts_of
 from octavo.memory.values import Int64
 
+Kind = Literal["full", "window", "chunk", "constant"]
+KINDS: tuple[Kind, ...] = ("full", "window", "chunk", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class LawName:
+    """What a law is called where only its counting matters."""
+
+    kind: Kind
+    reach: int
+
+    @classmethod
+    def parsed(cls, text: str) -> LawName | None:
+        """From `kind:reach`; None where it is no such name."""
+        kind, _, reach = text.partition(":")
+        for known in KINDS:
+            if kind == known and reach.isdecimal() and (known in ("full", "constant") or int(reach) > 0):
+                return cls(known, int(reach))
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Law:
     """Layers whose queries meet the same positions."""
 
-    kind: Literal["full", "window", "chunk", "constant"]
+    kind: Kind
     reach: int = 0
     bytes_per_position: int = 0
     """Of all those layers; for constant state of one sequence."""

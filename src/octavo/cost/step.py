@@ -82,6 +82,13 @@ class HasInterval(Protocol):
         ...
 
 
+@runtime_checkable
+class HasStepInterval(Protocol):
+    def step_interval(self, shape: StepShape) -> tuple[float, float]:
+        """Seconds, of host and device together, between which four in five steps of this shape end."""
+        ...
+
+
 def run_seconds(cost: CostModel, shape: StepShape, steps: int) -> Float64:
     if isinstance(cost, HasRuns):
         return cost.run_seconds(shape, steps)
