@@ -94,6 +94,15 @@ class TorchExecutor:
             self.arena.copy(blocks.group, blocks.sources, blocks.targets)
         self._results.append(StepResult(plan.number, tokens, self._clock(), logprobs, failures))
 
+    def pretend(self, plan: StepPlan) -> None:
+        """Take a plan as run without running it: tables and rows are kept up, nothing is computed, tokens are 0."""
+        for admission in plan.admissions:
+            self._sampler.admit(admission)
+        self._tensors.build(plan)
+        self._tensors.last_tokens[plan.rows[plan.samples]] = 0
+        tokens = np.where(plan.samples, 0, NO_TOKEN).astype(np.int32)
+        self._results.append(StepResult(plan.number, tokens, self._clock()))
+
     def collect(self) -> StepResult:
         return self._results.popleft()
 
