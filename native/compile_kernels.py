@@ -68,10 +68,11 @@ def kernel_pieces() -> list[Piece]:
     sets = SETS if platform.machine().lower() in X86 else {"portable": ()}
     return [
         Piece(
-            f"kernels_{name}",
-            SOURCES / "kernels.cpp",
+            f"{source}_{name}",
+            SOURCES / f"{source}.cpp",
             ("-O3", f"-DOCTAVO_ISA={name}", f"-DOCTAVO_TABLE={TABLES[name]}", *flags),
         )
+        for source in ("kernels", "linear_kernels")
         for name, flags in sets.items()
     ]
 
@@ -89,7 +90,9 @@ def pieces() -> list[Piece]:
     return [
         Piece("nanobind", library, ("-Os", "-w", "-fno-strict-aliasing", "-DNB_COMPACT_ASSERTIONS", *includes)),
         Piece("module", SOURCES / "module.cpp", ("-Os", *includes)),
+        Piece("linear_module", SOURCES / "linear_module.cpp", ("-Os", *includes)),
         *kernel_pieces(),
+        Piece("linear", SOURCES / "linear.cpp", ("-O2",)),
         Piece("plan", SOURCES / "plan.cpp", ("-O2",)),
         Piece("threads", SOURCES / "threads.cpp", ("-O2",)),
     ]
@@ -100,7 +103,7 @@ def build() -> Path:
     command = compiler()
     OBJECTS.mkdir(parents=True, exist_ok=True)
     version = _run([*command, "--version"])
-    texts = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in {".cpp", ".h"})
+    texts = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
     seed = hashlib.sha256(texts + version.encode())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda piece: _compile(command, piece, seed), pieces()))
@@ -116,7 +119,7 @@ def build() -> Path:
 def _compile(command: tuple[str, ...], piece: Piece, seed: hashlib._Hash) -> Path:
     flags = (*COMMON, *QUIET, *piece.flags)
     key = seed.copy()
-    key.update(repr((command, flags, piece.source)).encode())
+    key.update(repr((command, flags, piece.source)).encode() + piece.source.read_bytes())
     made = OBJECTS / f"{piece.name}-{key.hexdigest()[:16]}.o"
     if not made.exists():
         for old in OBJECTS.glob(f"{piece.name}-*.o"):

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "linear_module.h"
 #include "plan.h"
 #include "threads.h"
 #include "types.h"
@@ -188,4 +189,5 @@ NB_MODULE(_native, m) {
       .def_prop_ro("name", &KernelSet::name)
       .def("attend", &KernelSet::attend)
       .def("write", &KernelSet::write);
+  bind_linear(m);
 }

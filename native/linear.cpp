@@ -1,0 +1,170 @@
+#include "linear.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+
+#include "threads.h"
+
+namespace octavo {
+namespace linear {
+extern const LinearKernels kPortable;
+#if defined(__x86_64__)
+extern const LinearKernels kAvx2, kAvx512;
+#endif
+}  // namespace linear
+
+namespace {
+
+constexpr int64_t kSmall = 1 << 16;      // multiply-adds: below it, waking threads costs more than it saves
+constexpr int64_t kRowsTogether = 192;   // rows whose sums one work item holds
+
+std::vector<const LinearKernels*> find_kernels() {
+  std::vector<const LinearKernels*> found;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq"))
+    found.push_back(&linear::kAvx512);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&linear::kAvx2);
+#endif
+  found.push_back(&linear::kPortable);
+  return found;
+}
+
+// Inputs of the calling thread's current product.
+float* held_inputs(size_t count) {
+  thread_local std::unique_ptr<float, decltype(&std::free)> held(nullptr, &std::free);
+  thread_local size_t size = 0;
+  if (size < count) {
+    held.reset();
+    size = 0;
+    held.reset(static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64)));
+    if (!held) throw std::bad_alloc();
+    size = count;
+  }
+  return held.get();
+}
+
+struct Gather {
+  const LinearKernels* kernels;
+  const LinearCall* call;
+  const Tile* tiles;
+  int64_t inputs;
+};
+
+void gather_one(void* context, int64_t index) {
+  const Gather& g = *static_cast<Gather*>(context);
+  const Tile& tile = g.tiles[index];
+  g.kernels->gather(g.call->x_dtype, g.call->x + tile.first * g.call->x_stride * size_of(g.call->x_dtype),
+                    g.call->x_stride, tile.rows, g.inputs, const_cast<float*>(tile.x));
+}
+
+struct Job {
+  const LinearKernels* kernels;
+  Product product;  // of all rows
+  int64_t panels;
+  int together;        // panels of an item
+  int64_t stripes;     // items side by side for one range of rows
+  int tiles_of_item;
+};
+
+void multiply_one(void* context, int64_t index) {
+  const Job& job = *static_cast<Job*>(context);
+  const int64_t panel = index % job.stripes * job.together;
+  const int first = static_cast<int>(index / job.stripes) * job.tiles_of_item;
+  Product part = job.product;
+  part.tiles += first;
+  part.count = std::min(job.tiles_of_item, part.count - first);
+  job.kernels->multiply(part, panel, static_cast<int>(std::min<int64_t>(job.together, job.panels - panel)),
+                        thread_floats(job.kernels->scratch(part)));
+}
+
+}  // namespace
+
+const std::vector<const LinearKernels*>& linear_kernels() {
+  static const std::vector<const LinearKernels*> found = find_kernels();
+  return found;
+}
+
+Linear::Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inputs) : kernels_(nullptr) {
+  for (const LinearKernels* one : linear_kernels())
+    if (set == one->name) kernels_ = one;
+  if (!kernels_) throw std::invalid_argument("no linear kernels named " + set + " run on this processor");
+  if (outputs < 1 || inputs < 1 || outputs > INT32_MAX / 2 || inputs > INT32_MAX / 2)
+    throw std::invalid_argument("a matrix has at least one output and one input");
+  if (dtype > Dtype::i8) throw std::invalid_argument("weights are kept as float32, bfloat16, float16 or int8");
+  panels_ = {dtype, outputs, inputs, nullptr, nullptr, nullptr, kernels_->bytes(dtype, inputs)};
+  bytes_ = (count() * panels_.panel_bytes + 63) / 64 * 64;
+  panels_.weights = static_cast<char*>(std::aligned_alloc(64, bytes_));
+  if (!panels_.weights) throw std::bad_alloc();
+  std::memset(panels_.weights, 0, bytes_);
+}
+
+Linear::~Linear() { std::free(panels_.weights); }
+
+void Linear::put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
+                 const float* bias) {
+  if (first < 0 || rows < 0 || first + rows > panels_.outputs)
+    throw std::invalid_argument("rows " + std::to_string(first) + " to " + std::to_string(first + rows) +
+                                " are outside the matrix");
+  if ((panels_.dtype == Dtype::i8) != (from == Dtype::i8 && scales != nullptr))
+    throw std::invalid_argument("weights in int8 come as int8 with their scales, and no others do");
+  auto keep = [&](std::vector<float>& to, const float* from_floats, const float*& shown) {
+    if (!from_floats) return;
+    to.resize(count() * kernels_->panel);
+    std::copy(from_floats, from_floats + rows, to.begin() + first);
+    shown = to.data();
+  };
+  keep(scales_, scales, panels_.scales);
+  keep(bias_, bias, panels_.bias);
+  for (int64_t i = 0; i < rows; i++) kernels_->pack(panels_, first + i, from, weights + i * stride * size_of(from));
+}
+
+void Linear::run(const LinearCall& call, int threads) const { multiply(call, threads, nullptr); }
+
+void Linear::argmax(const LinearCall& call, int threads, float* values, int64_t* indices) const {
+  std::vector<Best> best(count() * call.rows);
+  LinearCall search = call;
+  search.out = nullptr;
+  multiply(search, threads, best.data());
+  for (int64_t r = 0; r < call.rows; r++) {
+    Best found = best[r];
+    for (int64_t p = 1; p < count() && found.value == found.value; p++) {
+      const Best& one = best[p * call.rows + r];
+      if (!(one.value <= found.value)) found = one;
+    }
+    values[r] = found.value;
+    indices[r] = found.index;
+  }
+}
+
+void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
+  if (call.rows < 1) return;
+  const int64_t count = (call.rows + kernels_->tile - 1) / kernels_->tile;
+  std::vector<Tile> tiles(count);
+  float* x = held_inputs(call.rows * panels_.inputs);
+  for (int64_t t = 0, first = 0; t < count; t++) {  // as even as they can be
+    const int rows = static_cast<int>((call.rows - first + count - t - 1) / (count - t));
+    tiles[t] = {first, rows, x + first * panels_.inputs};
+    first += rows;
+  }
+  const int64_t work = call.rows * panels_.outputs * panels_.inputs;
+  if (work < kSmall) threads = 1;
+  Gather g{kernels_, &call, tiles.data(), panels_.inputs};
+  if (call.rows == 1 && call.x_dtype == Dtype::f32) tiles[0].x = reinterpret_cast<const float*>(call.x);
+  else run_on_threads(count, call.rows * panels_.inputs < 32768 ? 1 : threads, gather_one, &g);
+  Product product{&panels_, tiles.data(), static_cast<int>(count), call.out, call.out_dtype, call.out_stride,
+                  best,     call.rows};
+  const int64_t panels = this->count();
+  const int together = call.rows <= 2 && panels >= 16 * threads ? 2 : 1;
+  const int64_t stripes = (panels + together - 1) / together;
+  const int64_t ranges = (call.rows + kRowsTogether - 1) / kRowsTogether;
+  const int tiles_of_item = static_cast<int>((count + ranges - 1) / ranges);
+  Job job{kernels_, product, panels, together, stripes, tiles_of_item};
+  run_on_threads(stripes * ((count + tiles_of_item - 1) / tiles_of_item), threads, multiply_one, &job);
+}
+
+}  // namespace octavo

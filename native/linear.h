@@ -1,0 +1,110 @@
+// y = x W^T + bias for few rows: weights packed once in panels of outputs, sums in float32.
+// Each output is one chain of multiply-adds over the inputs in order, restarted at every kDepth-th input, so a row's
+// result depends on that row alone: neither on the rows beside it nor on how many threads there are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "types.h"
+
+namespace octavo {
+
+constexpr int kDepth = 512;  // inputs of one chain
+constexpr int kMostTile = 12;  // rows that are multiplied together, on any instruction set
+
+// One matrix in panels. Everything is in bytes of the packed form, which belongs to one instruction set.
+struct Panels {
+  Dtype dtype;
+  int64_t outputs, inputs;
+  char* weights;
+  const float* scales;  // of each output, padded to whole panels; null where there are none
+  const float* bias;    // likewise
+  int64_t panel_bytes;
+};
+
+// Rows in tiles: tile t has rows first .. first + rows - 1, and its inputs lie as [input][row] at `x`.
+struct Tile {
+  int64_t first;
+  int rows;
+  const float* x;
+};
+
+struct Best {
+  float value;
+  int32_t index;
+};
+
+// One matrix times some rows, as a kernel sees it.
+struct Product {
+  const Panels* panels;
+  const Tile* tiles;
+  int count;
+  char* out;  // or null: the best of each row is kept
+  Dtype out_dtype;
+  int64_t out_stride;  // in elements
+  Best* best;          // [panel][row]
+  int64_t rows;
+};
+
+// What one instruction set does.
+struct LinearKernels {
+  const char* name;
+  int panel;  // outputs of one
+  int tile;   // rows that are multiplied together
+  int64_t (*bytes)(Dtype dtype, int64_t inputs);  // of one panel
+  void (*pack)(const Panels&, int64_t output, Dtype from, const char* row);
+  void (*gather)(Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to);
+  size_t (*scratch)(const Product&);  // floats
+  void (*multiply)(const Product&, int64_t panel, int panels, float* scratch);
+};
+
+// The kernels that run on this processor, the fastest first.
+const std::vector<const LinearKernels*>& linear_kernels();
+
+// x: [rows][inputs], out: [rows][outputs]; strides in elements.
+struct LinearCall {
+  const char* x;
+  Dtype x_dtype;
+  int64_t x_stride;
+  int64_t rows;
+  char* out;
+  Dtype out_dtype;
+  int64_t out_stride;
+};
+
+// A matrix and its packed memory.
+class Linear {
+ public:
+  // Throws std::invalid_argument for an unknown instruction set or sizes that are not positive.
+  Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inputs);
+  ~Linear();
+  Linear(const Linear&) = delete;
+  Linear& operator=(const Linear&) = delete;
+
+  // Rows `first ..` of the matrix, from memory in which they are `stride` elements apart. Scales: one for each row,
+  // or null.
+  void put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
+           const float* bias);
+  void run(const LinearCall& call, int threads) const;
+  // The largest output of each row in `dtype`, and its index: the lowest of equals, a NaN before all.
+  void argmax(const LinearCall& call, int threads, float* values, int64_t* indices) const;
+
+  const char* set() const { return kernels_->name; }
+  int64_t outputs() const { return panels_.outputs; }
+  int64_t inputs() const { return panels_.inputs; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void multiply(const LinearCall& call, int threads, Best* best) const;
+  int64_t count() const { return (panels_.outputs + kernels_->panel - 1) / kernels_->panel; }
+
+  const LinearKernels* kernels_;
+  Panels panels_;
+  std::vector<float> scales_, bias_;
+  int64_t bytes_;
+};
+
+}  // namespace octavo
