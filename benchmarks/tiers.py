@@ -33,7 +33,7 @@ from octavo.runtime.arena import Arena
 from octavo.runtime.disk import DiskPool
 from octavo.runtime.disk_format import POOL_BYTES, Identity, checksum, record_bytes_for
 from octavo.runtime.mover import Mover
-from octavo.runtime.transfer import Ended, Order, Route
+from octavo.memory.transfers import Ended, Order, Route
 
 BLOCK_TOKENS = 16
 CHUNK = 8 << 20

@@ -41,7 +41,7 @@ class ByHandReuse(ByHand):
         self.sharing = sharing
         self.looked_up: dict[int, tuple[int, int, int]] = {}
         """Asked, known and found, by the chain that was looked up last."""
-        match, gone = sharing.match, sharing.eviction.gone
+        match, gone = sharing.match, sharing.shelf.eviction.gone
 
         def matched(chain: Any, tokens: Any, limit: int) -> Match:
             found = match(chain, tokens, limit)
@@ -54,7 +54,7 @@ class ByHandReuse(ByHand):
             gone(block)
 
         sharing.match = matched  # type: ignore[method-assign]
-        sharing.eviction.gone = went  # type: ignore[method-assign]
+        sharing.shelf.eviction.gone = went  # type: ignore[method-assign]
 
     def _some_request(self) -> tuple[Request, str | None]:
         asked, reason = super()._some_request()

@@ -208,7 +208,7 @@ def test_what_is_kept_gives_way_and_nothing_goes_wrong(name: str, heads: tuple[i
     world.finish()
     world.assert_all_right()
     assert world.cache.sharing is not None
-    assert world.cache.sharing.evicted_blocks > 0
+    assert world.cache.sharing.shelf.evicted_blocks > 0
     assert sum(isinstance(e, Admitted) and e.cached_tokens > 0 for e in world.events) > 5
 
 
@@ -248,7 +248,7 @@ def test_at_the_end_nothing_is_referenced_and_the_kept_blocks_can_all_be_had() -
     world.finish()
     assert is_empty(world.cache)
     assert world.cache.sharing is not None
-    assert world.cache.sharing.clear() > 0
+    assert world.cache.sharing.shelf.clear() > 0
     assert world.cache.pool.free.count == world.cache.pool.slabs
     assert len(world.cache.sharing.directory) == 0, "nodes that nothing needs are forgotten"
 

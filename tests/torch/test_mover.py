@@ -21,7 +21,7 @@ from octavo.runtime.block_copy import runs
 from octavo.runtime.disk import DiskPool
 from octavo.runtime.disk_format import Identity, checksum
 from octavo.runtime.mover import Budget, Mover
-from octavo.runtime.transfer import Ended, Order, TimedOut
+from octavo.memory.transfers import Ended, Order, TimedOut
 
 torch.set_num_threads(1)
 

@@ -127,7 +127,7 @@ def test_conversations_in_a_pool_that_holds_two_answer_as_without_reuse(name: st
     assert engine.converse() == expected(name)
     assert engine.hits > 1
     assert engine.cache.sharing is not None
-    assert engine.cache.sharing.evicted_blocks > 0
+    assert engine.cache.sharing.shelf.evicted_blocks > 0
 
 
 @pytest.mark.parametrize("shared", range(8, 8 + BLOCK))

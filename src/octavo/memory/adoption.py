@@ -43,10 +43,10 @@ def adopt(cache: KVCache, row: int, match: Match, chain: Chain, upto: int, plan:
         if layout.block_tokens:
             first = first_shared(cache, group, match)
             shared = np.array([node.slots[group] for node in match.path[first:]], dtype=np.int32)
-            sharing.take_up(group, shared)
+            sharing.shelf.take_up(group, shared)
             cache.tables[group].adopt(row, first, shared)
     for source in sources:
-        sharing.take_up(source.group, source.slot)
+        sharing.shelf.take_up(source.group, source.slot)
     cache.committed[row] = match.tokens
     more = cache.reserve(row, upto)
     if isinstance(more, Shortfall):

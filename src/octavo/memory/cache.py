@@ -63,6 +63,7 @@ class KVCache:
         self.settled = -1
         """All plans up to this number have completed."""
         self.suspensions: dict[int, Suspended] = {}
+        self._returns = 0
         self._tickets = 0
         self._most_tokens: int | None = None
         self._draining: dict[int, list[tuple[int, Int32]]] = {}
@@ -90,6 +91,11 @@ class KVCache:
     def gives_up(self) -> bool:
         """Whether blocks leave a sequence's tables while it runs."""
         return bool(self._sliding)
+
+    @property
+    def given_back(self) -> int:
+        """Grows whenever a newcomer could have more room than before, or find more of what it needs referenced."""
+        return self._returns + (0 if self.sharing is None else self.sharing.replaced_blocks)
 
     def blocks_charged(self, tokens: int, step_tokens: int) -> list[int]:
         """Blocks of each group that a sequence holds at most on its way to `tokens` positions.
@@ -194,7 +200,7 @@ class KVCache:
         if short is not None:
             return short
         if self.sharing is not None:
-            self.sharing.evict_for(counts)
+            self.sharing.shelf.evict_for(counts)
         return self.pool.take(counts)
 
     def _append(self, group: int, rows: Int32, missing: Int64, slots: Int32) -> NewBlocks:
@@ -307,6 +313,7 @@ class KVCache:
             for group, slots in self.pins.pop(number):
                 self.unreference(group, slots, number)
         for number in sorted(number for number in self._draining if number <= self.settled):
+            self._returns += 1
             for group, slots in self._draining.pop(number):
                 columns = self.pool.slots[group]
                 # A slot may have been taken up again since, and may even drain anew for a later plan.
@@ -333,6 +340,7 @@ class KVCache:
         """These slots lose a reference each, of somebody whom plan `touched` was the last to include."""
         if not len(slots):
             return
+        self._returns += 1
         refs = self.pool.slots[group].refs
         np.subtract.at(refs, slots, 1)  # rows that share a block may give it up together
         gone = slots[refs[slots] == 0]
@@ -357,7 +365,7 @@ class KVCache:
             if len(kept):
                 draining = kept[self.pool.slots[group].state[kept] == SlotState.DRAINING]
                 self.pool.undrain(group, draining)
-                self.sharing.keep(group, kept)
+                self.sharing.shelf.keep(group, kept)
                 slots = slots[~keyed]
         if len(slots):
             self.pool.give(group, slots)

@@ -38,7 +38,10 @@ class BlockPool:
         """DRAINING slots, by group."""
         self.cached = [0] * len(self.slots)
         """READY slots that nobody references, by group."""
+        self.unsaved = [0] * len(self.slots)
+        """Of these, by group, those that a copy must be made of before they go."""
         self._cached_in = np.zeros(slabs, dtype=np.int32)
+        self._unsaved_in = np.zeros(slabs, dtype=np.int32)
         # Slabs with a free slot, by how full they are; a dict keeps its insertion order.
         self._partial: tuple[tuple[dict[int, None], ...], ...] = tuple(
             tuple({} for _ in range(n)) for n in self.blocks_per_slab
@@ -59,7 +62,7 @@ class BlockPool:
         return _slabs_beyond(counts, self._partial_free, self.blocks_per_slab)
 
     def shortfall(self, counts: Sequence[int]) -> Shortfall | None:
-        """None when these blocks can be had, if need be by giving up cached ones."""
+        """None when these blocks can be had, if need be by giving up cached ones that may go at once."""
         needed = self.slabs_needed(counts)
         run = self.free.largest_run() if self.contiguous else None
         # Two groups of a contiguous pool ask for one run that holds both: sufficient, and simple.
@@ -67,11 +70,13 @@ class BlockPool:
             return None
         evictable = 0
         if any(self.cached):
-            free, partial_free = self._without_cached()
+            free, partial_free = self._without_cached(at_once=True)
             needed, evictable = _slabs_beyond(counts, partial_free, self.blocks_per_slab), free - self.free.count
             if needed <= free:
                 return None
         draining = self._slabs_from_draining(counts, needed)
+        if any(self.unsaved):
+            draining += self._without_cached()[0] - self.free.count - evictable
         return Shortfall(needed, self.free.count, evictable, draining=draining, largest_run=run)
 
     def room_for(self, counts: Sequence[int]) -> tuple[int, int]:
@@ -84,15 +89,16 @@ class BlockPool:
         """Free slabs, and those that hold nothing but cached blocks."""
         return self._without_cached()[0] if any(self.cached) else self.free.count
 
-    def _without_cached(self) -> tuple[int, list[int]]:
-        """Free slabs, and free slots in begun ones, once all cached blocks are given up."""
+    def _without_cached(self, *, at_once: bool = False) -> tuple[int, list[int]]:
+        """Free slabs, and free slots in begun ones, once cached blocks are given up: all, or those that may go now."""
         if max(self.blocks_per_slab) == 1:
-            return self.free.count + sum(self.cached), self._partial_free
-        emptied = self.only_cached()
+            return self.free.count + sum(self.cached) - at_once * sum(self.unsaved), self._partial_free
+        going = self._cached_in - self._unsaved_in if at_once else self._cached_in
+        emptied = (going > 0) & (going == self.used)
         partial_free = list(self._partial_free)
         for group, per_slab in enumerate(self.blocks_per_slab):
             owned = self.owner == group
-            partial_free[group] += int(self._cached_in[owned & ~emptied].sum())
+            partial_free[group] += int(going[owned & ~emptied].sum())
             partial_free[group] -= int((per_slab - self.used[owned & emptied]).sum())
         return self.free.count + int(np.count_nonzero(emptied)), partial_free
 
@@ -105,6 +111,11 @@ class BlockPool:
         """These READY slots have lost their last reference (+1), or gained their first or are to go (-1)."""
         self.cached[group] += change * len(slots)
         np.add.at(self._cached_in, slots // self.blocks_per_slab[group], change)
+
+    def count_unsaved(self, group: int, slot: int, change: int) -> None:
+        """A cached slot must be copied before it goes (+1), or need not any more (-1)."""
+        self.unsaved[group] += change
+        self._unsaved_in[slot // self.blocks_per_slab[group]] += change
 
     def _slabs_from_draining(self, counts: Sequence[int], needed: int) -> int:
         """By how many slabs the need shrinks or the free ones grow once all DRAINING slots are EMPTY."""

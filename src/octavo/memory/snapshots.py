@@ -85,6 +85,6 @@ class Snapshots:
         before = self._latest.pop(one.row, None)
         if before is not None and before is not node:
             for group in self._groups:
-                sharing.give_up(group, before.slots[group])
+                sharing.shelf.give_up(group, before.slots[group])
         if latest_only:
             self._latest[one.row] = node

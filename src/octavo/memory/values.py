@@ -10,7 +10,9 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
-DEVICE = "device"
+DEVICE, HOST, DISK = "device", "host", "disk"
+TIERS = (DEVICE, HOST, DISK)
+"""From the fastest down; `places` of a node and the arrays by tier are in this order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +58,7 @@ class Adoption:
 class Shortfall:
     """Room was not found and nothing changed. All figures are slabs (blocks, for a one-group model).
 
-    `needed` cannot be met by `free + evictable`; `draining` will be free once plans in flight
+    `needed` cannot be met by `free + evictable`; `draining` will be free once plans and copies in flight
     have completed. `largest_run` is set for contiguous allocation, where `free` may suffice and
     yet lie in pieces: then the cause is external fragmentation.
     """

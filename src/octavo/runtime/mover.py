@@ -22,7 +22,7 @@ from octavo.errors import ConfigError, InvariantViolation
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
 from octavo.runtime.disk import DiskPool
-from octavo.runtime.transfer import LANES, Ended, Notice, Order, Status, TimedOut
+from octavo.memory.transfers import LANES, Ended, Notice, Order, Status, TimedOut
 
 Clock = Callable[[], float]
 

@@ -59,7 +59,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.snapshots = Snapshots(cache)
         if cache.sharing is not None:
-            cache.sharing.frugal = self.policies.admission.guarantees
+            cache.sharing.shelf.frugal = self.policies.admission.guarantees
         self.in_flight = 0
         """Plans submitted and not yet learned of."""
         self.plans_ahead = 0
@@ -129,7 +129,7 @@ class Scheduler:
         """Kept blocks given up since this was last asked."""
         if self.cache.sharing is None:
             return 0
-        before, self._evictions_told = self._evictions_told, self.cache.sharing.evicted_blocks
+        before, self._evictions_told = self._evictions_told, self.cache.sharing.shelf.evicted_blocks
         return self._evictions_told - before
 
     # -- decide -------------------------------------------------------------------------------

@@ -1,0 +1,181 @@
+"""The cached blocks of one tier: findable, referenced by nobody, and given up when room is needed.
+
+    last reference gone --keep--> cached --take_up--> referenced again
+                                    |
+                                    +--evict, a leaf--> EMPTY
+
+Owns the eviction policy's offers and, where blocks are saved to a lower tier before they go, which of them are not
+saved yet. Slots and references are the pool's, places the directory's.
+
+Invariant: a block is offered if and only if it is cached and, where blocks are of use only together with those
+before them, no block after it is kept in this tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from octavo.errors import InvariantViolation, PolicyError
+from octavo.memory.pool import BlockPool
+from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
+from octavo.memory.slots import SlotState
+from octavo.memory.values import Int32
+from octavo.policy.eviction import Evictable, Eviction
+
+
+class Shelf:
+    def __init__(self, directory: PrefixDirectory, pool: BlockPool, eviction: Eviction, tier: int = 0) -> None:
+        self.directory = directory
+        self.pool = pool
+        self.eviction = eviction
+        self.tier = tier
+        self.evicted_blocks = 0
+        self.frugal = False
+        """Give up cached blocks of begun slabs before a free slab is begun: somebody counts on every free slab."""
+        self.saves: Callable[[Node, int], bool] | None = None
+        """Whether a node's block of a group should be copied to the tier below before it goes."""
+        self.save: Callable[[int, int], bool] | None = None
+        """Begin to copy this cached block (group, slot), which is then referenced; False when that cannot be."""
+        self.unsaved: dict[tuple[int, int], None] = {}
+        """(group, slot) of cached blocks that should be copied first, the one used longest ago first."""
+        self._uses = 0
+
+    # -- references ---------------------------------------------------------------------------
+
+    def keep(self, group: int, slots: Int32, *, used: bool = True) -> None:
+        """READY slots at nodes have lost their last reference: they are cached. `used`: by somebody who read them."""
+        self.pool.count_cached(group, slots, +1)
+        self._uses += used
+        for slot in slots.tolist():
+            node = self.directory.node_of(group, slot, self.tier)
+            if used:
+                node.last_used = self._uses
+            self._mark_unsaved(node, group, slot)
+            self._offer(node, group)
+
+    def take_up(self, group: int, slots: Int32) -> None:
+        """Slots at nodes gain a reference: cached ones are not evictable any more, draining ones stay."""
+        columns = self.pool.slots[group]
+        draining = slots[columns.state[slots] == SlotState.DRAINING]
+        if len(draining):
+            self.pool.undrain(group, draining)
+        idle = slots[(columns.refs[slots] == 0) & ~np.isin(slots, draining)]
+        self.pool.count_cached(group, idle, -1)
+        columns.refs[slots] += 1
+        for slot in idle.tolist():
+            self._forget_unsaved(group, slot)
+            self.eviction.withdraw(group, slot)
+
+    def place(self, node: Node, group: int, slot: int) -> None:
+        """The state of `node` is in `slot` of this tier, which is referenced; the block before it is a leaf no more."""
+        self.directory.place(node, group, slot, self.tier)
+        if self.directory.grows[group] and node.parent is not None:
+            before = node.parent.places[self.tier][group]
+            if before != NO_SLOT:
+                self.eviction.withdraw(group, before)
+
+    def _offer(self, node: Node, group: int) -> None:
+        if not (self.directory.grows[group] and node.children_in[self.tier][group]):
+            self.eviction.offer(Evictable(group, node.places[self.tier][group], node.last_used, node.index))
+
+    # -- saving -------------------------------------------------------------------------------
+
+    def _mark_unsaved(self, node: Node, group: int, slot: int) -> None:
+        if self.saves is not None and self.saves(node, group):
+            self.unsaved[group, slot] = None
+            self.pool.count_unsaved(group, slot, +1)
+
+    def _forget_unsaved(self, group: int, slot: int) -> None:
+        if self.unsaved and (group, slot) in self.unsaved:
+            del self.unsaved[group, slot]
+            self.pool.count_unsaved(group, slot, -1)
+
+    def let_go_unsaved(self, group: int, slot: int) -> None:
+        """There is no saving this cached block: it may go as it is."""
+        self._forget_unsaved(group, slot)
+
+    # -- giving up ----------------------------------------------------------------------------
+
+    def evict_for(self, counts: Sequence[int]) -> None:
+        """Give up cached blocks until these can be taken; the pool has said that it is possible."""
+        if self.frugal:
+            self._make_room_in_begun_slabs(counts)
+        while self.pool.slabs_needed(counts) > self.pool.free.count:
+            block = self.choose(counts)
+            if not self._saved_instead(block):
+                self.evict(block)
+
+    def _saved_instead(self, block: Evictable) -> bool:
+        """Whether a copy of it has been begun, so that another must go."""
+        return (block.group, block.slot) in self.unsaved and self.save is not None and self.save(block.group, block.slot)
+
+    def _make_room_in_begun_slabs(self, counts: Sequence[int]) -> None:
+        for group, per_slab in enumerate(self.pool.blocks_per_slab):
+            while per_slab > 1 and counts[group] > self.pool.free_in_begun(group):
+                block = self.eviction.choose(group)
+                if block is None:
+                    break
+                if not self._saved_instead(block):
+                    self.evict(block)
+
+    def choose(self, counts: Sequence[int]) -> Evictable:
+        """The block to go: of a group that lacks room where it has one, else the one used longest ago."""
+        wanting = [g for g, n in enumerate(counts) if n and self.pool.cached[g]]
+        for groups in (wanting, range(len(counts))):
+            offered = [block for g in groups if (block := self.eviction.choose(g)) is not None]
+            if offered:
+                return min(offered, key=lambda block: (block.last_used, block.group))
+        raise InvariantViolation("eviction", f"cached blocks {self.pool.cached}, and none is offered")
+
+    def evict(self, block: Evictable) -> None:
+        columns, slots = self.pool.slots[block.group], np.array([block.slot], dtype=np.int32)
+        if columns.refs[block.slot] or not self.directory.keyed_in[self.tier][block.group][block.slot]:
+            raise PolicyError(f"eviction {self.eviction.name!r} chose slot {block.slot}, which is not evictable")
+        self.eviction.gone(block)
+        self._forget_unsaved(block.group, block.slot)
+        self.pool.count_cached(block.group, slots, -1)
+        node = self.directory.displace(block.group, block.slot, self.tier)
+        self.pool.give(block.group, slots)
+        self.evicted_blocks += 1
+        parent = node.parent
+        if parent is None or not self.directory.grows[block.group]:
+            return
+        slot = parent.places[self.tier][block.group]
+        if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == SlotState.READY:
+            self._offer(parent, block.group)
+
+    def remove(self, group: int, slot: int) -> None:
+        """A slot that nobody references is found no more; one that still drains is EMPTY once its plan has completed."""
+        self.directory.displace(group, slot, self.tier)
+        if self.pool.slots[group].state[slot] == SlotState.READY:
+            self._forget_unsaved(group, slot)
+            self.eviction.withdraw(group, slot)
+            slots = np.array([slot], dtype=np.int32)
+            self.pool.count_cached(group, slots, -1)
+            self.pool.give(group, slots)
+
+    def give_up(self, group: int, slot: int) -> None:
+        """Nobody will want this block: if it is cached, it goes now."""
+        columns = self.pool.slots[group]
+        if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == SlotState.READY:
+            node = self.directory.node_of(group, slot, self.tier)
+            self.evict(Evictable(group, slot, node.last_used, node.index))
+
+    def clear(self) -> int:
+        """Give up every cached block; returns how many."""
+        before = self.evicted_blocks
+        for group in range(len(self.pool.slots)):
+            while (block := self.eviction.choose(group)) is not None:
+                self.evict(block)
+        return self.evicted_blocks - before
+
+    def forget_all(self) -> list[int]:
+        """Nothing kept or held now is found again; returns how many cached blocks of each group that freed."""
+        freed = list(self.pool.cached)
+        self.clear()
+        for group, keyed in enumerate(self.directory.keyed_in[self.tier]):
+            for slot in np.flatnonzero(keyed).tolist():
+                self.directory.displace(group, slot, self.tier)
+        return freed
