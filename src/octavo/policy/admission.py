@@ -76,6 +76,11 @@ ADMISSIONS: dict[str, type[AdmissionPolicy]] = {
 }
 
 
+STEADY: tuple[type[AdmissionPolicy], ...] = (MaxUtilization, GuaranteedNoEvict)
+"""They weigh what is free against what is promised, and nothing else: whom they refuse they refuse again until blocks
+are given back."""
+
+
 def admission_named(name: str) -> AdmissionPolicy:
     if name not in ADMISSIONS:
         raise ConfigError("admission", name, f"use one of {', '.join(ADMISSIONS)}")

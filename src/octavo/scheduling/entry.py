@@ -21,6 +21,7 @@ from octavo.policy.admission import AdmissionView
 from octavo.scheduling.draft import Draft
 from octavo.scheduling.events import Resource
 from octavo.scheduling.limits import extent_of
+from octavo.scheduling.refusal import awaits, remembered, still_refused
 from octavo.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
     if closed is not None:
         draft.bound_by = draft.bound_by or closed
         return
-    promised = _promised(scheduler)
+    promised: _Promised | None = None
     first_blocked: Sequence | None = None
     looked = 0
     for sequence in scheduler.waiting:
@@ -48,17 +49,24 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
             draft.bound_by = draft.bound_by or closed
             return
         looked += first_blocked is not None
-        match = _match(scheduler, draft, sequence)
-        if match is None:
-            continue
-        seated = _try_to_seat(scheduler, draft, sequence, match, promised)
+        seated = None
+        if sequence.refusal is not None and still_refused(scheduler, sequence.refusal):
+            if awaits(scheduler, sequence.refusal):
+                continue
+        else:
+            sequence.refusal = None
+            match = _match(scheduler, draft, sequence)
+            if match is None:
+                continue
+            promised = promised or _promised(scheduler)
+            seated = _try_to_seat(scheduler, draft, sequence, match, promised)
         if seated is None:
             draft.bound_by = "kv_blocks"
             first_blocked = first_blocked or sequence
             if sequence.preemptions or first_blocked.passed >= MAX_PASSED or looked >= LOOKAHEAD:
                 return
             continue
-        promised = promised.plus(seated)
+        promised = seated if promised is None else promised.plus(seated)  # never None: it was weighed
         if first_blocked is not None:
             first_blocked.passed += 1
             if first_blocked.passed >= MAX_PASSED:
@@ -117,6 +125,7 @@ def _try_to_seat(
             if view.free < view.total and not cache.suspensions:
                 raise InvariantViolation("end-releases", f"nothing runs and {view.free} of {view.total} slabs are free")
             raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
+        sequence.refusal = remembered(scheduler, sequence, match)
         return None
     row = scheduler.running.seat(sequence, step, match.tokens, cut)
     scheduler.running.singly[row] = singly

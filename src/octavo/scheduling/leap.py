@@ -19,17 +19,13 @@ import numpy.typing as npt
 
 from octavo.errors import InvariantViolation
 from octavo.memory.values import Int32, Int64, Shortfall
-from octavo.policy.admission import GuaranteedNoEvict, MaxUtilization
+from octavo.policy.admission import STEADY
 from octavo.scheduling.events import Resource, StepEnded, StepPlanned, StepTokens
 
 if TYPE_CHECKING:
     from octavo.memory.pool import BlockPool
     from octavo.memory.sharing import Sharing
     from octavo.scheduling.scheduler import Scheduler
-
-_STEADY = (MaxUtilization, GuaranteedNoEvict)
-"""They weigh what is free against what is promised. Growth takes from one what it takes from the other, or more:
-whom they refuse they refuse again, until somebody ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +80,7 @@ def quiet_steps(scheduler: Scheduler, refused_for: Resource | None = None) -> in
 def _go_on_waiting(scheduler: Scheduler, refused_for: Resource | None) -> bool:
     if refused_for == "kv_blocks":
         # In a whole batch it is growth that was short, and seats of ended members have been given up for it.
-        return isinstance(scheduler.policies.admission, _STEADY) and not scheduler.policies.batching.whole_batches
+        return type(scheduler.policies.admission) in STEADY and not scheduler.policies.batching.whole_batches
     return refused_for in ("sequence_limit", "token_budget")
 
 

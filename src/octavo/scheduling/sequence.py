@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.memory.keys import Chain
 from octavo.memory.values import Int32
+from octavo.scheduling.refusal import Refusal
 from octavo.scheduling.request import Request
 
 
@@ -35,6 +36,8 @@ class Sequence:
     outputs: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     ticket: int = 0
     """Stamp of its place in the waiting queue; older places of it are stale."""
+    refusal: Refusal | None = None
+    """How it was last refused for want of blocks, while that need not be weighed again."""
     passed: int = 0
     """How often a later sequence was admitted ahead of it."""
     first_scheduled_s: float | None = None
