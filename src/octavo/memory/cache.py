@@ -200,7 +200,7 @@ class KVCache:
         if short is not None:
             return short
         if self.sharing is not None:
-            self.sharing.evict_for(counts)
+            self.sharing.shelf.evict_for(counts)
         return self.pool.take(counts)
 
     def _append(self, group: int, rows: Int32, missing: Int64, slots: Int32) -> NewBlocks:
@@ -365,7 +365,7 @@ class KVCache:
             if len(kept):
                 draining = kept[self.pool.slots[group].state[kept] == SlotState.DRAINING]
                 self.pool.undrain(group, draining)
-                self.sharing.keep(group, kept)
+                self.sharing.shelf.keep(group, kept)
                 slots = slots[~keyed]
         if len(slots):
             self.pool.give(group, slots)

@@ -1,14 +1,15 @@
-"""The prefix directory: which full blocks can be found again, by what they hold.
+"""The prefix directory: which full blocks can be found again, by what they hold, and in which tiers.
 
     root(salt) -- node: tokens of block 0 -- node: block 1 -+- node: block 2
-                    slots (7, 12, -)          (2, 3, -)     +- node: another block 2
+            device (7, 12, -)                 (2, 3, -)     +- node: another block 2
+            host   (-, 4, 9)
 
-A node is one block of text after the text before it; for each group it names the slot that holds its state, or
-none. State of a constant group stands at a node when it was copied exactly at the node's end. A node lives as
+A node is one block of text after the text before it; for each tier and group it names the slot that holds its state,
+or none. State of a constant group stands at a node when it was copied exactly at the node's end. A node lives as
 long as it, or one below it, names a slot or is the last of a live sequence. Owns nodes, and which slot belongs to
 which; references are the cache's.
 
-Invariant: a slot stands at one node at most, and holds exactly the state of that node's text: a node is reached
+Invariant: a slot of a tier stands at one node at most, and holds exactly the state of that node's text: a node is reached
 only by comparing tokens, whatever the hash says.
 """
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.memory.keys import KeySpace, token_bytes
+from octavo.memory.keys import KeySpace, packed, sha256, token_bytes
 from octavo.memory.layout import GroupLayout
 from octavo.memory.values import Int32
 
@@ -40,12 +41,18 @@ class Node:
     """Token ids of its block as bytes; of a root, what was hashed into its key."""
     index: int
     """Which block of its sequence; -1 for a root."""
+    identity: bytes
+    """SHA-256 of all its text, whatever hash the keys are made with: what finds it on a disk that keeps no tokens."""
     slots: list[int]
-    """By group; NO_SLOT where its state is not kept."""
+    """On the device, by group; NO_SLOT where its state is not kept."""
+    places: tuple[list[int], ...]
+    """By tier, then group; the first is `slots`."""
     children: dict[bytes, dict[bytes, Node]]
     """By first token, then by key: whom to compare for a block shared in part."""
-    children_in: list[int]
-    """By group: how many of its children are kept there."""
+    children_in: tuple[list[int], ...]
+    """By tier, then group: how many of its children are kept there."""
+    coming: int = 0
+    """Copies to the device that are under way, of any group."""
     held: int = 0
     """Live sequences whose last keyed block this is."""
     last_used: int = 0
@@ -75,14 +82,22 @@ class Match:
 NO_MATCH = Match()
 
 
+Slots = tuple[npt.NDArray[np.bool_], ...]
+
+
 class PrefixDirectory:
-    def __init__(self, groups: Sequence[GroupLayout], slots: Sequence[int], space: KeySpace) -> None:
+    def __init__(self, groups: Sequence[GroupLayout], slots: Sequence[Sequence[int]], space: KeySpace) -> None:
+        """`slots[tier][group]`: how many there are."""
         self.space = space
-        self.keyed: tuple[npt.NDArray[np.bool_], ...] = tuple(np.zeros(n, dtype=bool) for n in slots)
-        """By group and slot: whether it stands at a node."""
-        self._groups = tuple(groups)
+        self.keyed_in: tuple[Slots, ...] = tuple(tuple(np.zeros(n, dtype=bool) for n in tier) for tier in slots)
+        """By tier, group and slot: whether it stands at a node."""
+        self.keyed = self.keyed_in[0]
+        """On the device."""
+        self.groups = tuple(groups)
+        self.grows = tuple(g.block_tokens > 0 and not g.slides for g in groups)
+        """By group: whether a block is of use only together with all before it."""
         self._nodes: dict[bytes, Node] = {}
-        self._at: tuple[dict[int, Node], ...] = tuple({} for _ in groups)
+        self._at: tuple[tuple[dict[int, Node], ...], ...] = tuple(tuple({} for _ in groups) for _ in slots)
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -92,18 +107,24 @@ class PrefixDirectory:
         """All nodes, roots included, in order of creation."""
         return iter(self._nodes.values())
 
-    def node_of(self, group: int, slot: int) -> Node:
-        return self._at[group][slot]
+    def node_of(self, group: int, slot: int, tier: int = 0) -> Node:
+        return self._at[tier][group][slot]
+
+    def lives(self, node: Node) -> bool:
+        """Whether it can still be found; one that was forgotten is replaced by another of the same text."""
+        return self._nodes.get(node.key) is node
 
     def find(self, key: bytes) -> Node | None:
         return self._nodes.get(key)
 
     # -- finding ------------------------------------------------------------------------------
 
-    def match(self, keys: Sequence[bytes], root: tuple[bytes, bytes], tokens: Int32, limit: int) -> Match:
+    def match(
+        self, keys: Sequence[bytes], root: tuple[bytes, bytes], tokens: Int32, limit: int, tiers: int = 1
+    ) -> Match:
         """The longest start of `tokens`, at most `limit` positions, that can be had in all groups.
 
-        `keys` are those of its full blocks. Reads only.
+        `keys` are those of its full blocks; what is kept below the first `tiers` tiers does not count. Reads only.
         """
         top = self._nodes.get(root[0])
         if top is None or top.said != root[1]:
@@ -113,13 +134,24 @@ class PrefixDirectory:
         whole = min(len(path), limit // size)
         partial, shared = self._partly_shared(path, top, tokens, whole, limit)
         known = whole * size + shared
-        has = [np.array([node.slots[g] for node in path], dtype=np.int64) >= 0 for g in range(len(self._groups))]
-        if partial is not None and self._valid(has, whole, partial, known):
+        has = self._has(path, tiers)
+        part = None if partial is None else [bool(one[0]) for one in self._has([partial], tiers)]
+        if part is not None and self._valid(has, whole, part, known):
             return Match(known, tuple(path[:whole]), partial, limit, known)
         for count in range(whole, 0, -1):
             if self._valid(has, count, None, count * size):
                 return Match(count * size, tuple(path[:count]), None, limit, known)
         return Match(asked=limit, known=known)
+
+    def _has(self, path: Sequence[Node], tiers: int) -> list[npt.NDArray[np.bool_]]:
+        """By group: whether each node of the path is kept in one of the first `tiers` tiers."""
+        has = []
+        for g in range(len(self.groups)):
+            kept = np.array([node.slots[g] for node in path], dtype=np.int64) >= 0
+            for tier in range(1, min(tiers, len(self._at))):
+                kept |= np.array([node.places[tier][g] for node in path], dtype=np.int64) >= 0
+            has.append(kept)
+        return has
 
     def _walk(self, node: Node, keys: Sequence[bytes], tokens: Int32) -> list[Node]:
         size, path = self.space.block_tokens, []
@@ -151,15 +183,17 @@ class PrefixDirectory:
                 best, most = node, shared
         return best, most
 
-    def _valid(self, has: Sequence[npt.NDArray[np.bool_]], whole: int, partial: Node | None, tokens: int) -> bool:
+    def _valid(
+        self, has: Sequence[npt.NDArray[np.bool_]], whole: int, partial: Sequence[bool] | None, tokens: int
+    ) -> bool:
         """Whether every group keeps what a query at position `tokens` reads of this start."""
-        for g, group in enumerate(self._groups):
+        for g, group in enumerate(self.groups):
             if group.block_tokens == 0:
                 if partial is not None or not has[g][whole - 1]:
                     return False
                 continue
             first = int(group.first_block(np.array([tokens]))[0])
-            if not has[g][first:whole].all() or (partial is not None and partial.slots[g] == NO_SLOT):
+            if not has[g][first:whole].all() or (partial is not None and not partial[g]):
                 return False
         return True
 
@@ -179,35 +213,43 @@ class PrefixDirectory:
             return node if node.parent is parent and node.said == said else None
         self._numbers += 1
         index = -1 if parent is None else parent.index + 1
-        groups = len(self._groups)
-        node = Node(self._numbers, parent, key, said, index, [NO_SLOT] * groups, {}, [0] * groups)
+        places = tuple([NO_SLOT] * len(self.groups) for _ in self._at)
+        children_in = tuple([0] * len(self.groups) for _ in self._at)
+        node = Node(
+            self._numbers, parent, key, said, index, self._identity(parent, key, said), places[0], places, {}, children_in
+        )
         self._nodes[key] = node
         if parent is not None:
             parent.children.setdefault(said[:_TOKEN_BYTES], {})[key] = node
         return node
 
-    def place(self, node: Node, group: int, slot: int) -> None:
-        """`slot` holds the state of `node` in this group, which keeps it nowhere else."""
-        node.slots[group] = slot
-        self.keyed[group][slot] = True
-        self._at[group][slot] = node
-        if node.parent is not None:
-            node.parent.children_in[group] += 1
+    def _identity(self, parent: Node | None, key: bytes, said: bytes) -> bytes:
+        if self.space.digest is sha256:
+            return key
+        return sha256(said if parent is None else packed(parent.identity, said))
 
-    def displace(self, group: int, slot: int) -> Node:
-        """The slot is given up; nodes that nothing needs any more are forgotten. Returns the node it stood at."""
-        stood = node = self._at[group].pop(slot)
-        self.keyed[group][slot] = False
-        node.slots[group] = NO_SLOT
+    def place(self, node: Node, group: int, slot: int, tier: int = 0) -> None:
+        """`slot` holds the state of `node` in this group, which this tier keeps nowhere else."""
+        node.places[tier][group] = slot
+        self.keyed_in[tier][group][slot] = True
+        self._at[tier][group][slot] = node
         if node.parent is not None:
-            node.parent.children_in[group] -= 1
+            node.parent.children_in[tier][group] += 1
+
+    def displace(self, group: int, slot: int, tier: int = 0) -> Node:
+        """The slot is given up; nodes that nothing needs any more are forgotten. Returns the node it stood at."""
+        stood = node = self._at[tier][group].pop(slot)
+        self.keyed_in[tier][group][slot] = False
+        node.places[tier][group] = NO_SLOT
+        if node.parent is not None:
+            node.parent.children_in[tier][group] -= 1
         self.forget_if_bare(node)
         return stood
 
     def forget_if_bare(self, node: Node) -> None:
         """Remove a node that names no slot, has none below it and is nobody's, and so on towards its root."""
         at: Node | None = node
-        while at is not None and not at.children and not at.held and all(slot == NO_SLOT for slot in at.slots):
+        while at is not None and not at.children and not at.held and all(max(place) == NO_SLOT for place in at.places):
             del self._nodes[at.key]
             parent = at.parent
             if parent is not None:
