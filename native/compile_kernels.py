@@ -72,7 +72,7 @@ def kernel_pieces() -> list[Piece]:
             SOURCES / f"{source}.cpp",
             ("-O3", f"-DOCTAVO_ISA={name}", f"-DOCTAVO_TABLE={TABLES[name]}", *flags),
         )
-        for source in ("kernels", "linear_kernels")
+        for source in ("kernels", "linear_kernels", "layer_kernels")
         for name, flags in sets.items()
     ]
 
@@ -91,8 +91,10 @@ def pieces() -> list[Piece]:
         Piece("nanobind", library, ("-Os", "-w", "-fno-strict-aliasing", "-DNB_COMPACT_ASSERTIONS", *includes)),
         Piece("module", SOURCES / "module.cpp", ("-Os", *includes)),
         Piece("linear_module", SOURCES / "linear_module.cpp", ("-Os", *includes)),
+        Piece("layer_module", SOURCES / "layer_module.cpp", ("-Os", *includes)),
         *kernel_pieces(),
         Piece("linear", SOURCES / "linear.cpp", ("-O2",)),
+        Piece("layer", SOURCES / "layer.cpp", ("-O2",)),
         Piece("plan", SOURCES / "plan.cpp", ("-O2",)),
         Piece("threads", SOURCES / "threads.cpp", ("-O2",)),
     ]

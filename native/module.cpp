@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "layer_module.h"
 #include "linear_module.h"
 #include "plan.h"
 #include "threads.h"
@@ -190,4 +191,5 @@ NB_MODULE(_native, m) {
       .def("attend", &KernelSet::attend)
       .def("write", &KernelSet::write);
   bind_linear(m);
+  bind_layer(m);
 }
