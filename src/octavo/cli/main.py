@@ -19,6 +19,7 @@ import typer
 
 from octavo import __version__
 from octavo.cli.batch import batch
+from octavo.cli.calibrate import calibrate
 from octavo.cli.chat import chat
 from octavo.cli.check import check
 from octavo.cli.generate import generate
@@ -47,6 +48,7 @@ app.command("serve")(serve)
 app.command("chat")(chat)
 app.command("batch")(batch)
 app.command("plan")(plan)
+app.command("calibrate")(calibrate)
 app.command("simulate")(simulate)
 app.add_typer(inspect_app, name="inspect")
 

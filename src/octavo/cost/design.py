@@ -122,7 +122,8 @@ def _strata(count: int, random: np.random.Generator) -> list[float]:
 
 def _context(within: Range, share: float) -> int:
     """Between the least context and the most, even in its logarithm."""
-    return round(_LEAST_CONTEXT * (within.max_context / _LEAST_CONTEXT) ** float(share))
+    grown: float = _LEAST_CONTEXT * (within.max_context / _LEAST_CONTEXT) ** share
+    return round(grown)
 
 
 def _fitted(scene: Scene, within: Range) -> Scene | None:
