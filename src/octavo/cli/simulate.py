@@ -42,6 +42,11 @@ Layers = Annotated[str | None, _text("by hand, instead of a model: layers", DEVI
 KvHeads = Annotated[str | None, _text("by hand: key heads of a layer", DEVICE, metavar="<int>")]
 HeadDim = Annotated[str | None, _text("by hand: width of a head", DEVICE, metavar="<int>")]
 Heads = Annotated[str | None, _text("by hand: query heads of a layer", DEVICE, metavar="<int>")]
+Cost = Annotated[str, _text("roofline, fitted:FILE (of octavo calibrate), tables:DIR", DEVICE, metavar="<model>")]
+Foreign = Annotated[
+    bool,
+    typer.Option("--foreign-calibration", help="of another model or machine all the same", rich_help_panel=DEVICE),
+]
 TraceFile = Annotated[
     str | None, _text("a trace: octavo's JSON lines, Azure, Mooncake, BurstGPT", WORK, metavar="<file>")
 ]
@@ -101,6 +106,8 @@ def simulate(  # noqa: PLR0913 - one for each flag
     kv_heads: KvHeads = None,
     head_dim: HeadDim = None,
     heads: Heads = None,
+    cost: Cost = "roofline",
+    foreign_calibration: Foreign = False,
     trace: TraceFile = None,
     on_bad: OnBad = "refuse",
     sort: Sort = False,
@@ -148,13 +155,14 @@ _PLANNED = ("device", "tp", "context", "block_size", "max_num_seqs", "max_num_ba
 
 
 def _run(given: dict[str, Any]) -> None:
+    from octavo.cli.calibrate_read import costed_replica
     from octavo.planner.asked import Asked as Planned
     from octavo.policy.bundle import Policies
-    from octavo.simulate.deploy import replica_of
     from octavo.simulate.measure import Objectives
     from octavo.simulate.run import Asked, simulate
 
-    replica = replica_of(given["model"], Planned.of(**{name: given[name] for name in _PLANNED}))
+    planned = Planned.of(**{name: given[name] for name in _PLANNED})
+    replica, said = costed_replica(given["cost"], given["model"], planned, foreign=given["foreign_calibration"])
     names = {name: given[name] for name in ("allocation", "batching", "admission", "reuse")}
     source, notes = _workload(given)
     asked = Asked(
@@ -168,7 +176,7 @@ def _run(given: dict[str, Any]) -> None:
     )
     pool = f"{replica.slabs:,} blocks, {replica.kv_tokens:,} tokens of KV cache"
     most = f"{replica.max_num_seqs} sequences and {replica.max_num_batched_tokens:,} tokens a step at most"
-    head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *notes]
+    head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *said, *notes]
     _print(simulate(replica, asked), head, as_json=given["as_json"])
 
 

@@ -73,8 +73,10 @@ def engine_fields(engine: Engine, measuring: Measuring) -> dict[str, Any]:
     """What else steps depend on, and what a simulation needs to stand in for this engine."""
     deployment = engine.deployment
     scheduler = engine.core.scheduler
+    skipped = deployment.config.cache.kv_cache_dtype_skip_layers or ""
     return {
         "weights_dtype": str(deployment.facts.weights_dtype),
+        "kv_skip_layers": [name.strip() for name in skipped.split(",") if name.strip()],
         "block_size": deployment.block_size,
         "block_order": deployment.layout.block_order,
         "attention": deployment.facts.attention_backend,
