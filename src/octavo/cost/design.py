@@ -61,8 +61,13 @@ class Range:
 
 def design(within: Range, seed: int = 0) -> list[Scene]:
     """Every scene to measure, in no particular order. The same range and seed give the same scenes."""
-    random = np.random.default_rng(seed)
-    scenes = [*_decodes(within, random), *_chunks(within, random), *_prompts(within, random), *_mixed(within, random)]
+    generator = np.random.default_rng(seed)
+    scenes = [
+        *_decodes(within, generator),
+        *_chunks(within, generator),
+        *_prompts(within, generator),
+        *_mixed(within, generator),
+    ]
     fitting = [_fitted(scene, within) for scene in scenes]
     return list(dict.fromkeys(scene for scene in fitting if scene is not None))
 
@@ -73,51 +78,51 @@ def ladder(most: int, *, first: int = 1) -> list[int]:
     return [step for step in steps if step < most] + [most]
 
 
-def _decodes(within: Range, random: np.random.Generator) -> Iterator[Scene]:
+def _decodes(within: Range, generator: np.random.Generator) -> Iterator[Scene]:
     sizes = ladder(within.max_batch)
     # Contexts in strata, dealt out at random: no size sees only short ones.
-    for shares in (_strata(len(sizes), random), _strata(len(sizes), random)):
+    for shares in (_strata(len(sizes), generator), _strata(len(sizes), generator)):
         for size, share in zip(sizes, shares, strict=True):
             yield Scene(decodes=(_context(within, share),) * size)
     for size in sizes:
-        yield Scene(decodes=tuple(_context(within, share) for share in random.random(size)))
+        yield Scene(decodes=tuple(_context(within, share) for share in generator.random(size)))
 
 
-def _chunks(within: Range, random: np.random.Generator) -> Iterator[Scene]:
+def _chunks(within: Range, generator: np.random.Generator) -> Iterator[Scene]:
     sizes = [size for size in ladder(within.max_step_tokens, first=2) if size > 1]
-    for size, share in zip(sizes, _strata(len(sizes), random), strict=True):
-        yield Scene(chunks=(size,), ends=bool(random.random() < 0.5))
-        yield Scene(chunks=(size,), start=_context(within, share), ends=bool(random.random() < 0.5))
+    for size, share in zip(sizes, _strata(len(sizes), generator), strict=True):
+        yield Scene(chunks=(size,), ends=bool(generator.random() < 0.5))
+        yield Scene(chunks=(size,), start=_context(within, share), ends=bool(generator.random() < 0.5))
 
 
-def _prompts(within: Range, random: np.random.Generator) -> Iterator[Scene]:
+def _prompts(within: Range, generator: np.random.Generator) -> Iterator[Scene]:
     for total in ladder(within.max_step_tokens, first=16):
-        many = int(random.integers(2, max(3, min(within.max_batch, total // 4) + 1)))
+        many = int(generator.integers(2, max(3, min(within.max_batch, total // 4) + 1)))
         if total < 2 * many or many > within.max_batch:
             continue
-        cuts = np.sort(random.choice(np.arange(1, total // 2), many - 1, replace=False)) * 2
+        cuts = np.sort(generator.choice(np.arange(1, total // 2), many - 1, replace=False)) * 2
         sizes = np.diff(np.concatenate([[0], cuts, [total]]))
         yield Scene(chunks=tuple(int(size) for size in sizes))
 
 
-def _mixed(within: Range, random: np.random.Generator) -> Iterator[Scene]:
+def _mixed(within: Range, generator: np.random.Generator) -> Iterator[Scene]:
     if within.max_batch < 2 or within.max_step_tokens < 4:
         return
-    batches, sizes = _strata(_MIXED, random), _strata(_MIXED, random)
+    batches, sizes = _strata(_MIXED, generator), _strata(_MIXED, generator)
     for batch, size in zip(batches, sizes, strict=True):
         rows = max(1, round((within.max_batch - 1) ** float(batch)))
         chunk = max(2, round((within.max_step_tokens - rows) ** float(size)) if within.max_step_tokens > rows else 2)
         yield Scene(
-            decodes=tuple(_context(within, share) for share in random.random(rows)),
+            decodes=tuple(_context(within, share) for share in generator.random(rows)),
             chunks=(chunk,),
-            start=0 if random.random() < 0.5 else _context(within, float(random.random())),
-            ends=bool(random.random() < 0.5),
+            start=0 if generator.random() < 0.5 else _context(within, float(generator.random())),
+            ends=bool(generator.random() < 0.5),
         )
 
 
-def _strata(count: int, random: np.random.Generator) -> list[float]:
+def _strata(count: int, generator: np.random.Generator) -> list[float]:
     """`count` numbers below 1, one in each of as many equal parts, in random order."""
-    return [float(share) for share in (random.permutation(count) + random.random(count)) / count]
+    return [float(share) for share in (generator.permutation(count) + generator.random(count)) / count]
 
 
 def _context(within: Range, share: float) -> int:
