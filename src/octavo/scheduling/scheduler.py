@@ -331,12 +331,16 @@ class Scheduler:
         self._events.append(StepTokens(now, plan.number, sequence_ids, tokens, rows, logprobs))
         for row in rows[self.running.known[rows] - self.running.prompt[rows] == 1].tolist():
             self.running.sequence(row).first_token_s = now
+        self.end_reached(rows, tokens, now)
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def end_reached(self, rows: Int32, tokens: Int32, now: float) -> None:
+        """End those whose last token, of `tokens`, is a stop, or who have reached their limit."""
         stopped, full = self.running.ended_by(rows, tokens)
         for index in np.flatnonzero(stopped | full).tolist():
             reason: FinishReason = "stop" if stopped[index] else "length"
             self._finish([int(rows[index])], reason, now, stop_token=int(tokens[index]) if stopped[index] else None)
-
-    # -- ends ---------------------------------------------------------------------------------
 
     def _finish(
         self,
