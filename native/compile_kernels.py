@@ -95,6 +95,8 @@ def pieces() -> list[Piece]:
         *kernel_pieces(),
         Piece("linear", SOURCES / "linear.cpp", ("-O2",)),
         Piece("layer", SOURCES / "layer.cpp", ("-O2",)),
+        Piece("layer_program", SOURCES / "layer_program.cpp", ("-O2",)),
+        Piece("kernel_set", SOURCES / "kernel_set.cpp", ("-O2",)),
         Piece("plan", SOURCES / "plan.cpp", ("-O2",)),
         Piece("threads", SOURCES / "threads.cpp", ("-O2",)),
     ]

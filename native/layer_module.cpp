@@ -6,7 +6,8 @@
 
 #include <stdexcept>
 
-#include "layer.h"
+#include "held_plan.h"
+#include "layer_program.h"
 
 namespace nb = nanobind;
 
@@ -38,12 +39,16 @@ Norm norm_of(uintptr_t weight, uintptr_t bias, int width, int64_t weight_head, f
   return {at<const float>(weight), at<const float>(bias), width, weight_head, eps, centred, rounds};
 }
 
+const LayerKernels& kernels_named(const std::string& name) {
+  for (const LayerKernels* one : layer_kernels())
+    if (name == one->name) return *one;
+  throw std::invalid_argument("no layer kernels named " + name + " run on this processor");
+}
+
 class LayerSet {
  public:
   explicit LayerSet(const std::string& name) {
-    for (const LayerKernels* one : layer_kernels())
-      if (name == one->name) kernels_ = one;
-    if (!kernels_) throw std::invalid_argument("no layer kernels named " + name + " run on this processor");
+    kernels_ = &kernels_named(name);
   }
 
   void residual(int dtype, int width, uintptr_t x, uintptr_t delta, uintptr_t second, const Norm* before, float by,
@@ -87,6 +92,109 @@ class LayerSet {
   const LayerKernels* kernels_ = nullptr;
 };
 
+// ---- programs ----
+
+using Kind = Operation::Kind;
+
+Place place_of(int number) {
+  if (number < 0 || number >= kPlaces) throw std::invalid_argument("no such place");
+  return static_cast<Place>(number);
+}
+
+std::vector<Operation>& part(LayerProgram& program, bool after) { return after ? program.after : program.before; }
+
+void add_linear(LayerProgram& self, bool after, const Linear& linear, int from, int to) {
+  Operation one{};
+  one.kind = Kind::linear;
+  one.linear = &linear;
+  one.from = place_of(from);
+  one.to = place_of(to);
+  part(self, after).push_back(one);
+}
+
+// Places below zero: nothing is added.
+void add_sum(LayerProgram& self, bool is_after, int from, int second, const Norm* before, float by, const Norm* after,
+             int to) {
+  Operation one{};
+  one.kind = Kind::sum;
+  one.adds = from >= 0;
+  one.doubles = second >= 0;
+  one.from = one.adds ? place_of(from) : Place::delta;
+  one.second = one.doubles ? place_of(second) : Place::second;
+  one.before = before;
+  one.by = by;
+  one.after = after;
+  one.to = place_of(to);
+  part(self, is_after).push_back(one);
+}
+
+void add_gate(LayerProgram& self, bool after, int act, bool gated, int from, int to) {
+  if (act < 0 || act > static_cast<int>(Act::relu_squared)) throw std::invalid_argument("no such activation");
+  Operation one{};
+  one.kind = Kind::gate;
+  one.act = static_cast<Act>(act);
+  one.gated = gated;
+  one.from = place_of(from);
+  one.to = place_of(to);
+  part(self, after).push_back(one);
+}
+
+void set_attending(LayerProgram& self, const Pages& pages, int q_heads, const Norm* q_norm, const Norm* k_norm,
+                   int rope, int rotary, bool rounds, float scale, float softcap, uintptr_t sinks,
+                   const std::vector<int>& of_step) {
+  if (of_step.size() != 3) throw std::invalid_argument("a plan, a write and a table are wanted");
+  if (rope < 0 || rope > static_cast<int>(Rope::pairs_packed) || rotary < 0 || rotary % 2 || rotary > pages.k_dim)
+    throw std::invalid_argument("an even number of elements of a head is turned");
+  const int64_t q_all = int64_t{q_heads} * pages.k_dim, k_all = int64_t{pages.kv_heads} * pages.k_dim;
+  if ((q_norm && q_all % q_norm->width) || (k_norm && k_all % k_norm->width))
+    throw std::invalid_argument("norms divide the heads");
+  Attending& to = self.attending;
+  to.turn.pages = &pages;
+  to.turn.dtype = self.dtype();
+  to.turn.q_heads = q_heads;
+  to.turn.q_norm = q_norm;
+  to.turn.k_norm = k_norm;
+  to.turn.rope = static_cast<Rope>(rope);
+  to.turn.rotary = rotary;
+  to.turn.rounds = rounds;
+  to.group = q_heads / pages.kv_heads;
+  to.scale = scale;
+  to.softcap = softcap;
+  to.sinks = at<const float>(sinks);
+  to.plan = of_step[0];
+  to.write = of_step[1];
+  to.table = of_step[2];
+  self.check();
+}
+
+// Layers that run one after the other, and the memory they share. Not for two threads at once.
+class LayerStack {
+ public:
+  explicit LayerStack(const std::string& set) : attention_(set) {}
+
+  void add(const LayerProgram& program) { programs_.push_back(&program); }
+
+  // Layers first .. last - 1 over rows at `x`, into `out`; with `keep`, the last of them over those rows alone.
+  void run(int first, int last, const LayerStep& step, uintptr_t x, uintptr_t out, uintptr_t handed, uintptr_t keep,
+           int64_t kept) {
+    if (first < 0 || last > static_cast<int>(programs_.size()) || first >= last)
+      throw std::invalid_argument("there are no such layers");
+    nb::gil_scoped_release unlocked;
+    const char* from = at<const char>(x);
+    for (int i = first; i < last; i++) {
+      const bool ends = i == last - 1;
+      LayerCall call{from, at<char>(out), at<char>(handed), ends ? at<const int64_t>(keep) : nullptr, kept};
+      programs_[i]->run(step, attention_, space_, call);
+      from = call.out;
+    }
+  }
+
+ private:
+  KernelSet attention_;
+  Workspace space_;
+  std::vector<const LayerProgram*> programs_;
+};
+
 }  // namespace
 
 void bind_layer(nb::module_& m) {
@@ -102,6 +210,36 @@ void bind_layer(nb::module_& m) {
            nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg())
       .def("gate", &LayerSet::gate);
+  nb::class_<LayerProgram>(m, "LayerProgram")
+      .def("__init__", [](LayerProgram* self, const std::string& set, int dtype,
+                          const std::vector<int>& widths) {
+        new (self) LayerProgram(kernels_named(set), row_type(dtype), widths);
+      })
+      .def("linear", &add_linear, nb::keep_alive<1, 3>())
+      .def("sum", &add_sum, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),
+           nb::keep_alive<1, 5>(), nb::keep_alive<1, 7>())
+      .def("gate", &add_gate)
+      .def("attend", &set_attending, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>());
+  nb::class_<LayerStep>(m, "LayerStep")
+      .def("__init__", [](LayerStep* self, int64_t rows, int threads) {
+        new (self) LayerStep();
+        self->rows = rows;
+        self->threads = threads;
+      })
+      .def("plan", [](LayerStep& self, const HeldPlan& plan) { self.plans.push_back(&plan.plan); },
+           nb::keep_alive<1, 2>())
+      .def("write", [](LayerStep& self, uintptr_t blocks, uintptr_t offsets) {
+        self.writes.push_back({at<const int64_t>(blocks), at<const int64_t>(offsets)});
+      })
+      .def("table", [](LayerStep& self, uintptr_t cos, uintptr_t sin, int64_t row, int dtype) {
+        self.tables.push_back({at<const char>(cos), at<const char>(sin), row, row_type(dtype)});
+      });
+  nb::class_<LayerStack>(m, "LayerStack")
+      .def(nb::init<const std::string&>())
+      .def("add", &LayerStack::add, nb::keep_alive<1, 2>())
+      .def("run", &LayerStack::run);
 }
 
 }  // namespace octavo

@@ -1,19 +1,17 @@
 // The Python face of the kernels: checks sizes and addresses' bounds, gives up the interpreter lock, hands out work.
 // Tensors come as addresses and strides; octavo/kernels/cpu.py reads them off torch tensors and checks their types.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "held_plan.h"
+#include "kernel_set.h"
 #include "layer_module.h"
 #include "linear_module.h"
-#include "plan.h"
 #include "threads.h"
 #include "types.h"
 
@@ -22,26 +20,9 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-using Int64s = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-constexpr double kWorkWorthThreads = 4096;  // keys x rows: below it, waking threads costs more than it saves
-
-std::vector<const Kernels*> available() {
-  std::vector<const Kernels*> found;
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq"))
-    found.push_back(&kAvx512);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kAvx2);
-#endif
-  found.push_back(&kPortable);
-  return found;
-}
-
 std::vector<std::string> names() {
   std::vector<std::string> all;
-  for (const Kernels* one : available()) all.emplace_back(one->name);
+  for (const Kernels* one : attention_kernels()) all.emplace_back(one->name);
   return all;
 }
 
@@ -67,105 +48,22 @@ Pages pages_of(int dtype, const std::vector<uintptr_t>& at, int64_t units, int64
   return p;
 }
 
-// A plan and the arrays that its items point into.
-struct HeldPlan {
-  Int64s rows, offsets, starts, contexts;
-  Tables tables;
-  Plan plan;
-
-  static Step step(const Int64s& rows, const Int64s& offsets, const Int64s& starts, const Int64s& contexts,
-                   const Tables& tables, int block_tokens) {
-    const size_t n = rows.shape(0);
-    if (offsets.shape(0) != n + 1 || starts.shape(0) != n || contexts.shape(0) != n)
-      throw std::invalid_argument("rows, offsets, starts and contexts differ in length");
-    return {static_cast<int64_t>(n), rows.data(), offsets.data(), starts.data(), contexts.data(), tables.data(),
-            static_cast<int64_t>(tables.shape(0)), static_cast<int64_t>(tables.shape(1)), block_tokens};
-  }
-  HeldPlan(Int64s rows_, Int64s offsets_, Int64s starts_, Int64s contexts_, Tables tables_, int block_tokens,
-           int window, int chunk, int group, int kv_heads)
-      : rows(rows_), offsets(offsets_), starts(starts_), contexts(contexts_), tables(tables_),
-        plan(step(rows, offsets, starts, contexts, tables, block_tokens), Sight{window, chunk}, group, kv_heads) {}
-};
-
-struct Job {
-  const Kernels* kernels;
-  const Call* call;
-  const Plan* plan;
-  size_t scratch;
-};
-
-void attend_one(void* context, int64_t index) {
-  const Job& job = *static_cast<Job*>(context);
-  const int heads = job.plan->kv_heads;
-  job.kernels->attend(*job.call, job.plan->items[index / heads], static_cast<int>(index % heads),
-                      thread_floats(job.scratch));
+void attend_over(KernelSet& self, const HeldPlan& held, const Pages& pages, int dtype, uintptr_t q, int64_t q_token,
+                 int64_t q_head, uintptr_t out, float scale, float softcap, uintptr_t sinks, int threads) {
+  Queries queries{dtype_of(dtype), reinterpret_cast<const char*>(q), q_token, q_head, reinterpret_cast<char*>(out)};
+  nb::gil_scoped_release unlocked;
+  self.attend(held.plan, pages, queries, scale, softcap, reinterpret_cast<const float*>(sinks), threads);
 }
 
-struct WriteJob {
-  const Kernels* kernels;
-  const Write* write;
-  int64_t tokens, share;
-};
-
-void write_some(void* context, int64_t index) {
-  const WriteJob& job = *static_cast<WriteJob*>(context);
-  const int64_t first = index * job.share, last = first + job.share;
-  job.kernels->write(*job.write, first, last < job.tokens ? last : job.tokens);
+void write_into(const KernelSet& self, const Pages& pages, int dtype, uintptr_t k, int64_t k_token, int64_t k_head,
+                uintptr_t v, int64_t v_token, int64_t v_head, uintptr_t blocks, uintptr_t offsets, int64_t tokens,
+                int threads) {
+  Write w{&pages, dtype_of(dtype), reinterpret_cast<const char*>(k), k_token, k_head,
+          reinterpret_cast<const char*>(v), v_token, v_head, reinterpret_cast<const int64_t*>(blocks),
+          reinterpret_cast<const int64_t*>(offsets)};
+  nb::gil_scoped_release unlocked;
+  self.write(w, tokens, threads);
 }
-
-// One instruction set and the memory it reuses. Not for two threads at once.
-class KernelSet {
- public:
-  KernelSet(const KernelSet&) = delete;
-  explicit KernelSet(const std::string& name) {
-    for (const Kernels* one : available())
-      if (name == one->name) kernels_ = one;
-    if (!kernels_) throw std::invalid_argument("no kernels named " + name + " run on this processor");
-  }
-
-  void attend(const HeldPlan& held, const Pages& pages, int dtype, uintptr_t q, int64_t q_token, int64_t q_head,
-              uintptr_t out, float scale, float softcap, uintptr_t sinks, int threads) {
-    const Plan& plan = held.plan;
-    if (pages.kv_heads != plan.kv_heads || pages.block_tokens != plan.block_tokens || plan.last_unit >= pages.units)
-      throw std::invalid_argument("the plan was made for other pages");
-    Call call{&pages, plan.sight, plan.group, dtype_of(dtype), reinterpret_cast<const char*>(q), q_token, q_head,
-              reinterpret_cast<char*>(out), int64_t{plan.group} * plan.kv_heads * pages.v_dim, pages.v_dim, scale,
-              softcap, reinterpret_cast<const float*>(sinks), nullptr, nullptr};
-    nb::gil_scoped_release unlocked;
-    if (plan.partial_rows) {
-      partials_.resize(std::max(partials_.size(), plan.partial_rows * kernels_->partial_floats(call)));
-      const size_t count = static_cast<size_t>(plan.tiles) * plan.kv_heads;
-      if (arrived_.size() < count) arrived_ = std::vector<std::atomic<int>>(count);
-      for (size_t i = 0; i < count; i++) arrived_[i].store(0, std::memory_order_relaxed);
-      call.partials = partials_.data();
-      call.arrived = arrived_.data();
-    }
-    Job job{kernels_, &call, &plan, kernels_->scratch_floats(call, plan.most_rows)};
-    run_on_threads(static_cast<int64_t>(plan.items.size()) * plan.kv_heads, plan.work < kWorkWorthThreads ? 1 : threads,
-                   attend_one, &job);
-  }
-
-  void write(const Pages& pages, int dtype, uintptr_t k, int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token,
-             int64_t v_head, uintptr_t blocks, uintptr_t offsets, int64_t tokens, int threads) const {
-    Write w{&pages, dtype_of(dtype), reinterpret_cast<const char*>(k), k_token, k_head,
-            reinterpret_cast<const char*>(v), v_token, v_head, reinterpret_cast<const int64_t*>(blocks),
-            reinterpret_cast<const int64_t*>(offsets)};
-    for (int64_t t = 0; t < tokens; t++)
-      if (w.blocks[t] < 0 || w.blocks[t] >= pages.units || w.offsets[t] < 0 || w.offsets[t] >= pages.block_tokens)
-        throw std::invalid_argument("packed token " + std::to_string(t) + " is written outside the pages");
-    nb::gil_scoped_release unlocked;
-    const int64_t elements = tokens * pages.kv_heads * (pages.k_dim + pages.v_dim);
-    WriteJob job{kernels_, &w, tokens, elements < 65536 ? tokens : (tokens + 4 * threads - 1) / (4 * threads)};
-    if (tokens) run_on_threads((tokens + job.share - 1) / job.share, threads, write_some, &job);
-  }
-
-  const char* name() const { return kernels_->name; }
-
- private:
-  const Kernels* kernels_ = nullptr;
-  std::vector<float> partials_;
-  std::vector<std::atomic<int>> arrived_;
-};
 
 }  // namespace
 }  // namespace octavo
@@ -188,8 +86,8 @@ NB_MODULE(_native, m) {
   nb::class_<KernelSet>(m, "Kernels")
       .def(nb::init<const std::string&>())
       .def_prop_ro("name", &KernelSet::name)
-      .def("attend", &KernelSet::attend)
-      .def("write", &KernelSet::write);
+      .def("attend", &attend_over)
+      .def("write", &write_into);
   bind_linear(m);
   bind_layer(m);
 }
