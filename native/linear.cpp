@@ -20,17 +20,23 @@ extern const LinearKernels kAvx2, kAvx512;
 namespace {
 
 constexpr int64_t kSmall = 1 << 16;      // multiply-adds: below it, waking threads costs more than it saves
+constexpr int64_t kRowsPacked = 64;      // of a matrix, by one thread at a time
 constexpr int64_t kRowsTogether = 192;   // rows whose sums one work item holds
 
-std::vector<const LinearKernels*> find_kernels() {
-  std::vector<const LinearKernels*> found;
+std::vector<LinearSet> find_sets() {
+  std::vector<LinearSet> found;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq"))
-    found.push_back(&linear::kAvx512);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&linear::kAvx2);
+      __builtin_cpu_supports("avx512dq")) {
+    // AMD's dots of bfloat16 do twice the work of its multiply-adds; Intel's, without AMX, half of it.
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd"))
+      found.push_back({"avx512dot", &linear::kAvx512, true});
+    found.push_back({"avx512", &linear::kAvx512, false});
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    found.push_back({"avx2", &linear::kAvx2, false});
 #endif
-  found.push_back(&linear::kPortable);
+  found.push_back({"portable", &linear::kPortable, false});
   return found;
 }
 
@@ -50,6 +56,7 @@ float* held_inputs(size_t count) {
 
 struct Gather {
   const LinearKernels* kernels;
+  Form form;
   const LinearCall* call;
   const Tile* tiles;
   int64_t inputs;
@@ -58,8 +65,25 @@ struct Gather {
 void gather_one(void* context, int64_t index) {
   const Gather& g = *static_cast<Gather*>(context);
   const Tile& tile = g.tiles[index];
-  g.kernels->gather(g.call->x_dtype, g.call->x + tile.first * g.call->x_stride * size_of(g.call->x_dtype),
+  g.kernels->gather(g.form, g.call->x_dtype, g.call->x + tile.first * g.call->x_stride * size_of(g.call->x_dtype),
                     g.call->x_stride, tile.rows, g.inputs, const_cast<float*>(tile.x));
+}
+
+struct Put {
+  const LinearKernels* kernels;
+  const Panels* panels;
+  int64_t first, rows;
+  Dtype from;
+  const char* weights;
+  int64_t row_bytes;
+};
+
+void put_some(void* context, int64_t index) {
+  const Put& put = *static_cast<Put*>(context);
+  const int64_t last = std::min(put.rows, (index + 1) * kRowsPacked);
+  float* wide = thread_floats(2 * put.panels->inputs + 64);
+  for (int64_t i = index * kRowsPacked; i < last; i++)
+    put.kernels->pack(*put.panels, put.first + i, put.from, put.weights + i * put.row_bytes, wide);
 }
 
 struct Job {
@@ -84,15 +108,16 @@ void multiply_one(void* context, int64_t index) {
 
 }  // namespace
 
-const std::vector<const LinearKernels*>& linear_kernels() {
-  static const std::vector<const LinearKernels*> found = find_kernels();
+const std::vector<LinearSet>& linear_sets() {
+  static const std::vector<LinearSet> found = find_sets();
   return found;
 }
 
-Linear::Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inputs) : kernels_(nullptr) {
-  for (const LinearKernels* one : linear_kernels())
-    if (set == one->name) kernels_ = one;
-  if (!kernels_) throw std::invalid_argument("no linear kernels named " + set + " run on this processor");
+Linear::Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inputs) {
+  for (const LinearSet& one : linear_sets())
+    if (set == one.name) set_ = &one;
+  if (!set_) throw std::invalid_argument("no linear kernels named " + set + " run on this processor");
+  kernels_ = set_->kernels;
   if (outputs < 1 || inputs < 1 || outputs > INT32_MAX / 2 || inputs > INT32_MAX / 2)
     throw std::invalid_argument("a matrix has at least one output and one input");
   if (dtype > Dtype::i8) throw std::invalid_argument("weights are kept as float32, bfloat16, float16 or int8");
@@ -106,7 +131,7 @@ Linear::Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inp
 Linear::~Linear() { std::free(panels_.weights); }
 
 void Linear::put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
-                 const float* bias) {
+                 const float* bias, int threads) {
   if (first < 0 || rows < 0 || first + rows > panels_.outputs)
     throw std::invalid_argument("rows " + std::to_string(first) + " to " + std::to_string(first + rows) +
                                 " are outside the matrix");
@@ -120,7 +145,8 @@ void Linear::put(int64_t first, int64_t rows, Dtype from, const char* weights, i
   };
   keep(scales_, scales, panels_.scales);
   keep(bias_, bias, panels_.bias);
-  for (int64_t i = 0; i < rows; i++) kernels_->pack(panels_, first + i, from, weights + i * stride * size_of(from));
+  Put job{kernels_, &panels_, first, rows, from, weights, stride * size_of(from)};
+  run_on_threads((rows + kRowsPacked - 1) / kRowsPacked, threads, put_some, &job);
 }
 
 void Linear::run(const LinearCall& call, int threads) const { multiply(call, threads, nullptr); }
@@ -145,21 +171,24 @@ void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
   if (call.rows < 1) return;
   const int64_t count = (call.rows + kernels_->tile - 1) / kernels_->tile;
   std::vector<Tile> tiles(count);
-  float* x = held_inputs(call.rows * panels_.inputs);
+  const int64_t inputs = (panels_.inputs + 3) / 4 * 4;  // whole units
+  const bool dots = set_->dot_bf16 && panels_.dtype == Dtype::bf16 && call.x_dtype == Dtype::bf16;
+  const Form form = dots ? Form::pairs : Form::floats;
+  float* x = held_inputs(call.rows * inputs);
   for (int64_t t = 0, first = 0; t < count; t++) {  // as even as they can be
     const int rows = static_cast<int>((call.rows - first + count - t - 1) / (count - t));
-    tiles[t] = {first, rows, x + first * panels_.inputs};
+    tiles[t] = {first, rows, x + first * inputs};
     first += rows;
   }
   const int64_t work = call.rows * panels_.outputs * panels_.inputs;
   if (work < kSmall) threads = 1;
-  Gather g{kernels_, &call, tiles.data(), panels_.inputs};
-  if (call.rows == 1 && call.x_dtype == Dtype::f32) tiles[0].x = reinterpret_cast<const float*>(call.x);
+  Gather g{kernels_, form, &call, tiles.data(), panels_.inputs};
+  if (call.rows == 1 && call.x_dtype == Dtype::f32 && panels_.inputs == inputs) tiles[0].x = reinterpret_cast<const float*>(call.x);
   else run_on_threads(count, call.rows * panels_.inputs < 32768 ? 1 : threads, gather_one, &g);
-  Product product{&panels_, tiles.data(), static_cast<int>(count), call.out, call.out_dtype, call.out_stride,
+  Product product{&panels_, form, tiles.data(), static_cast<int>(count), call.out, call.out_dtype, call.out_stride,
                   best,     call.rows};
   const int64_t panels = this->count();
-  const int together = call.rows <= 2 && panels >= 16 * threads ? 2 : 1;
+  const int together = call.rows <= kernels_->rows_of_many && panels >= 16 * threads ? 2 : 1;
   const int64_t stripes = (panels + together - 1) / together;
   const int64_t ranges = (call.rows + kRowsTogether - 1) / kRowsTogether;
   const int tiles_of_item = static_cast<int>((count + ranges - 1) / ranges);

@@ -37,9 +37,13 @@ struct Best {
   int32_t index;
 };
 
+// How the inputs of a tile lie: as float32, or as they came in pairs of bfloat16.
+enum class Form : int { floats, pairs };
+
 // One matrix times some rows, as a kernel sees it.
 struct Product {
   const Panels* panels;
+  Form form;
   const Tile* tiles;
   int count;
   char* out;  // or null: the best of each row is kept
@@ -54,15 +58,25 @@ struct LinearKernels {
   const char* name;
   int panel;  // outputs of one
   int tile;   // rows that are multiplied together
+  int rows_of_many;  // up to which two panels may be taken at once
   int64_t (*bytes)(Dtype dtype, int64_t inputs);  // of one panel
-  void (*pack)(const Panels&, int64_t output, Dtype from, const char* row);
-  void (*gather)(Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to);
+  // One output's weights; `wide` has room for twice the inputs and two vectors.
+  void (*pack)(const Panels&, int64_t output, Dtype from, const char* row, float* wide);
+  void (*gather)(Form form, Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to);
   size_t (*scratch)(const Product&);  // floats
   void (*multiply)(const Product&, int64_t panel, int panels, float* scratch);
 };
 
-// The kernels that run on this processor, the fastest first.
-const std::vector<const LinearKernels*>& linear_kernels();
+// Kernels, and whether they use the processor's own dots. A set with dots that has none for some types is the set
+// without them there.
+struct LinearSet {
+  const char* name;
+  const LinearKernels* kernels;
+  bool dot_bf16;
+};
+
+// What runs on this processor, the fastest first.
+const std::vector<LinearSet>& linear_sets();
 
 // x: [rows][inputs], out: [rows][outputs]; strides in elements.
 struct LinearCall {
@@ -87,12 +101,12 @@ class Linear {
   // Rows `first ..` of the matrix, from memory in which they are `stride` elements apart. Scales: one for each row,
   // or null.
   void put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
-           const float* bias);
+           const float* bias, int threads);
   void run(const LinearCall& call, int threads) const;
   // The largest output of each row in `dtype`, and its index: the lowest of equals, a NaN before all.
   void argmax(const LinearCall& call, int threads, float* values, int64_t* indices) const;
 
-  const char* set() const { return kernels_->name; }
+  const char* set() const { return set_->name; }
   int64_t outputs() const { return panels_.outputs; }
   int64_t inputs() const { return panels_.inputs; }
   int64_t bytes() const { return bytes_; }
@@ -101,7 +115,8 @@ class Linear {
   void multiply(const LinearCall& call, int threads, Best* best) const;
   int64_t count() const { return (panels_.outputs + kernels_->panel - 1) / kernels_->panel; }
 
-  const LinearKernels* kernels_;
+  const LinearSet* set_ = nullptr;
+  const LinearKernels* kernels_ = nullptr;
   Panels panels_;
   std::vector<float> scales_, bias_;
   int64_t bytes_;

@@ -10,132 +10,195 @@ namespace {
 
 constexpr int kPanel = 2 * W;
 constexpr int kTile = W == 16 ? kMostTile : kMostTile / 2;
-constexpr int kAhead = 2048;      // bytes of a panel that are asked for before they are used
-constexpr int kWidenTiles = 3;    // from so many tiles on, a panel is widened once for all of them
+constexpr int kAhead = 2048;    // bytes of a panel that are asked for before they are used
+constexpr int kWidenTiles = 3;
+constexpr int kRowsOfMany = 2;  // rows up to which two panels are taken at once
+constexpr int kMostInputs = 2;  // of a unit
 
-// ---- how a panel's weights of one input are stored: two vectors ----
+// ---- how a panel's weights are stored: units of kInputs inputs, two vectors of outputs for each ----
 
-struct PairF32 {
-  static constexpr int kBytes = 4 * kPanel;
-  static OCTAVO_INLINE void load(const char* p, vf& a, vf& b) {
-    a = F32::load(reinterpret_cast<const float*>(p));
-    b = F32::load(reinterpret_cast<const float*>(p) + W);
-  }
-  static void put(char* p, int i, float x) { reinterpret_cast<float*>(p)[i] = x; }
-};
-
-struct PairBF16 {  // the two vectors in the halves of 32-bit lanes: a shift and a mask widen them
-  static constexpr int kBytes = 2 * kPanel;
-  static OCTAVO_INLINE void load(const char* p, vf& a, vf& b) {
-    vu both = (vu)OCTAVO_ISA::load(reinterpret_cast<const int32_t*>(p));
-    a = (vf)(both << 16);
-    b = (vf)(both & 0xffff0000u);
-  }
-  static void put(char* p, int i, float x) {
-    alignas(64) uint16_t lanes[W];
-    BF16::store(lanes, splat(x));
-    reinterpret_cast<uint16_t*>(p)[i < W ? 2 * i : 2 * (i - W) + 1] = lanes[0];
+struct PackF32 {
+  using T = float;
+  static constexpr int kInputs = 1;
+  static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
+    w[0][0] = OCTAVO_ISA::load(reinterpret_cast<const float*>(p));
+    w[0][1] = OCTAVO_ISA::load(reinterpret_cast<const float*>(p) + W);
   }
 };
 
-struct PairF16 {
-  static constexpr int kBytes = 2 * kPanel;
-  static OCTAVO_INLINE void load(const char* p, vf& a, vf& b) {
-    a = F16::load(reinterpret_cast<const uint16_t*>(p));
-    b = F16::load(reinterpret_cast<const uint16_t*>(p) + W);
-  }
-  static void put(char* p, int i, float x) {
-    alignas(64) uint16_t lanes[W];
-    F16::store(lanes, splat(x));
-    reinterpret_cast<uint16_t*>(p)[i] = lanes[0];
+struct PackBF16 {  // two inputs of an output in one 32-bit lane: a shift and a mask widen them, a dot takes them as is
+  using T = uint16_t;
+  static constexpr int kInputs = 2;
+  static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      vu both = (vu)OCTAVO_ISA::load(reinterpret_cast<const int32_t*>(p) + v * W);
+      w[0][v] = (vf)(both << 16);
+      w[1][v] = (vf)(both & 0xffff0000u);
+    }
   }
 };
 
-struct PairI8 {
-  static constexpr int kBytes = kPanel;
-  static OCTAVO_INLINE void load(const char* p, vf& a, vf& b) {
-    a = I8::load(reinterpret_cast<const int8_t*>(p));
-    b = I8::load(reinterpret_cast<const int8_t*>(p) + W);
+struct PackF16 {
+  using T = uint16_t;
+  static constexpr int kInputs = 1;
+  static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
+    w[0][0] = F16::load(reinterpret_cast<const uint16_t*>(p));
+    w[0][1] = F16::load(reinterpret_cast<const uint16_t*>(p) + W);
   }
-  static void put(char* p, int i, float x) { p[i] = static_cast<int8_t>(x); }
 };
 
-int64_t bytes(Dtype dtype, int64_t inputs) { return inputs * kPanel * size_of(dtype); }
+struct PackI8 {
+  using T = int8_t;
+  static constexpr int kInputs = 1;
+  static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
+    w[0][0] = I8::load(reinterpret_cast<const int8_t*>(p));
+    w[0][1] = I8::load(reinterpret_cast<const int8_t*>(p) + W);
+  }
+};
 
 template <class E>
-void pack_as(const Panels& m, int64_t output, const float* row) {
-  char* p = m.weights + output / kPanel * m.panel_bytes;
-  for (int64_t k = 0; k < m.inputs; k++) E::put(p + k * E::kBytes, static_cast<int>(output % kPanel), row[k]);
+constexpr int kUnit = E::kInputs * kPanel * sizeof(typename E::T);  // bytes
+
+template <class E>
+int64_t bytes_as(int64_t inputs) {
+  return (inputs + E::kInputs - 1) / E::kInputs * kUnit<E>;
 }
 
-void widen_row(Dtype from, float* to, const char* row, int64_t n) {
-  if (from != Dtype::i8) return widen_any(from, to, row, static_cast<int>(n), 1.0f);
-  for (int64_t k = 0; k < n; k++) to[k] = reinterpret_cast<const int8_t*>(row)[k];
+int64_t bytes(Dtype dtype, int64_t inputs) {
+  if (dtype == Dtype::f32) return bytes_as<PackF32>(inputs);
+  if (dtype == Dtype::bf16) return bytes_as<PackBF16>(inputs);
+  if (dtype == Dtype::f16) return bytes_as<PackF16>(inputs);
+  return bytes_as<PackI8>(inputs);
 }
 
-void pack(const Panels& m, int64_t output, Dtype from, const char* row) {
-  std::vector<float> wide(m.inputs + W);
-  widen_row(from, wide.data(), row, m.inputs);
-  if (m.dtype == Dtype::f32) pack_as<PairF32>(m, output, wide.data());
-  else if (m.dtype == Dtype::bf16) pack_as<PairBF16>(m, output, wide.data());
-  else if (m.dtype == Dtype::f16) pack_as<PairF16>(m, output, wide.data());
-  else pack_as<PairI8>(m, output, wide.data());
+template <class E>
+void scatter(const Panels& m, int64_t output, const char* row) {
+  typename E::T* to = reinterpret_cast<typename E::T*>(m.weights + output / kPanel * m.panel_bytes) +
+                      output % kPanel * E::kInputs;
+  const typename E::T* from = reinterpret_cast<const typename E::T*>(row);
+  for (int64_t k = 0; k < m.inputs; k++) to[k / E::kInputs * (E::kInputs * kPanel) + k % E::kInputs] = from[k];
 }
 
-// Rows of inputs as float32, [input][row].
+void pack(const Panels& m, int64_t output, Dtype from, const char* row, float* wide) {
+  if (from != m.dtype) {
+    widen_any(from, wide, row, static_cast<int>(m.inputs), 1.0f);
+    row = reinterpret_cast<const char*>(wide);
+    if (m.dtype != Dtype::f32) {
+      char* narrowed = reinterpret_cast<char*>(wide + (m.inputs + W) / W * W);
+      narrow_any(m.dtype, narrowed, wide, static_cast<int>(m.inputs), 1.0f);
+      row = narrowed;
+    }
+  }
+  if (m.dtype == Dtype::f32) scatter<PackF32>(m, output, row);
+  else if (m.dtype == Dtype::bf16) scatter<PackBF16>(m, output, row);
+  else if (m.dtype == Dtype::f16) scatter<PackF16>(m, output, row);
+  else scatter<PackI8>(m, output, row);
+}
+
+// Rows of inputs as float32, [input][row], zeros behind them up to a whole unit.
 template <class E>
 void gather_as(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
   for (int r = 0; r < rows; r++) {
     const typename E::T* p = reinterpret_cast<const typename E::T*>(x) + r * x_stride;
     int64_t k = 0;
     for (; k + W <= inputs; k += W) {
-      vf v = E::load(p + k);
-      for (int i = 0; i < W; i++) to[(k + i) * rows + r] = v[i];
+      alignas(64) float lanes[W];
+      store(lanes, E::load(p + k));
+#pragma GCC unroll 16
+      for (int i = 0; i < W; i++) to[(k + i) * rows + r] = lanes[i];
     }
     if (k < inputs) {
       vf v = load_some<E>(p + k, static_cast<int>(inputs - k));
       for (int i = 0; k + i < inputs; i++) to[(k + i) * rows + r] = v[i];
     }
+    for (k = inputs; k % kMostInputs; k++) to[k * rows + r] = 0;
   }
 }
 
-void gather(Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
-  if (from == Dtype::f32) gather_as<F32>(x, x_stride, rows, inputs, to);
+// Rows of bfloat16 as they are, two inputs in one place of 32 bits.
+void gather_pairs(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
+  for (int r = 0; r < rows; r++) {
+    const char* p = x + r * x_stride * 2;
+    int64_t pair = 0;
+    for (; 2 * pair + 1 < inputs; pair++) std::memcpy(to + pair * rows + r, p + pair * 4, 4);
+    if (inputs % 2) {
+      uint16_t last[2] = {0, 0};
+      std::memcpy(last, p + pair * 4, 2);
+      std::memcpy(to + pair * rows + r, last, 4);
+    }
+  }
+}
+
+void gather(Form form, Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
+  if (form == Form::pairs) gather_pairs(x, x_stride, rows, inputs, to);
+  else if (from == Dtype::f32) gather_as<F32>(x, x_stride, rows, inputs, to);
   else if (from == Dtype::bf16) gather_as<BF16>(x, x_stride, rows, inputs, to);
   else gather_as<F16>(x, x_stride, rows, inputs, to);
 }
 
 // ---- tile times panels ----
 
-// R rows times P panels over `inputs` inputs, one chain; added to totals[row][P * kPanel], or put there.
-template <class E, int R, int P>
-OCTAVO_INLINE void chain(const char* const* w, const float* x, int inputs, float* totals, bool fresh) {
-  vf sums[P][R][2] = {};
-  auto step = [&](int k) __attribute__((always_inline)) {
+// One unit of E's weights times R rows, by multiply-adds.
+template <class E>
+struct Multiply {
+  using Pack = E;
+  static constexpr int kPlaces = E::kInputs;  // of a row, in x
+  template <int R>
+  static OCTAVO_INLINE void unit(const char* p, const float* x, vf (&sums)[R][2]) {
+    vf w[E::kInputs][2];
+    E::load(p, w);
 #pragma GCC unroll 4
-    for (int p = 0; p < P; p++) {
-      vf a, b;
-      E::load(w[p] + (int64_t)k * E::kBytes, a, b);
+    for (int i = 0; i < E::kInputs; i++)
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
-        vf one = splat(x[k * R + r]);
-        sums[p][r][0] = fma(one, a, sums[p][r][0]);
-        sums[p][r][1] = fma(one, b, sums[p][r][1]);
+        vf one = splat(x[i * R + r]);
+        sums[r][0] = fma(one, w[i][0], sums[r][0]);
+        sums[r][1] = fma(one, w[i][1], sums[r][1]);
       }
+  }
+};
+
+#if defined(OCTAVO_AVX512)
+// Pairs of bfloat16 by the processor's own dot. Written out: the compiler may not use it anywhere else.
+struct Dot {
+  using Pack = PackBF16;
+  static constexpr int kPlaces = 1;
+  template <int R>
+  static OCTAVO_INLINE void unit(const char* p, const float* x, vf (&sums)[R][2]) {
+    vf a = load(reinterpret_cast<const float*>(p)), b = load(reinterpret_cast<const float*>(p) + W);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      vi pair;
+      std::memcpy(&pair[0], x + r, 4);
+      vf one = (vf)splat(pair[0]);
+      __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums[r][0]) : "v"(one), "v"(a));
+      __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums[r][1]) : "v"(one), "v"(b));
     }
-  };
-  constexpr int kStep = 4;
-  int k = 0;
-  for (; k + kStep <= inputs; k += kStep) {
+  }
+};
+#endif
+
+// R rows times P panels over `units` units, one chain; added to totals[row][P * kPanel], or put there.
+template <class M, int R, int P>
+OCTAVO_INLINE void chain(const char* const* w, const float* x, int units, float* totals, bool fresh) {
+  constexpr int kBytes = kUnit<typename M::Pack>, kStep = M::Pack::kInputs == 1 ? 4 : 2;
+  vf sums[P][R][2] = {};
+  int u = 0;
+  for (; u + kStep <= units; u += kStep) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 16
-      for (int i = 0; i < kStep * E::kBytes; i += 64)
-        __builtin_prefetch(w[p] + (int64_t)k * E::kBytes + kAhead + i, 0, 3);
+      for (int i = 0; i < kStep * kBytes; i += 64) __builtin_prefetch(w[p] + (int64_t)u * kBytes + kAhead + i, 0, 3);
 #pragma GCC unroll 4
-    for (int i = 0; i < kStep; i++) step(k + i);
+    for (int i = 0; i < kStep; i++)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++)
+        M::template unit<R>(w[p] + (int64_t)(u + i) * kBytes, x + (u + i) * M::kPlaces * R, sums[p]);
   }
-  for (; k < inputs; k++) step(k);
+  for (; u < units; u++)
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) M::template unit<R>(w[p] + (int64_t)u * kBytes, x + u * M::kPlaces * R, sums[p]);
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -146,32 +209,20 @@ OCTAVO_INLINE void chain(const char* const* w, const float* x, int inputs, float
     }
 }
 
-template <class E, int R>
-inline void chains(const char* const* w, const float* x, int inputs, float* totals, bool fresh, int panels) {
-  if (panels == 1) chain<E, R, 1>(w, x, inputs, totals, fresh);
-  else if constexpr (R == 1 || (R == 2 && W == 16)) {
-    if (panels == 2) chain<E, R, 2>(w, x, inputs, totals, fresh);
-    else if (panels == 3) chain<E, R, 3>(w, x, inputs, totals, fresh);
-    else chain<E, R, 4>(w, x, inputs, totals, fresh);
-  } else {
-    // Rows that fill the registers by themselves take panels one by one.
-    alignas(64) float part[R * kPanel];
-    for (int p = 0; p < panels; p++) {
-      if (!fresh)
-        for (int r = 0; r < R; r++)
-          std::memcpy(part + r * kPanel, totals + (r * panels + p) * kPanel, sizeof(float) * kPanel);
-      chain<E, R, 1>(w + p, x, inputs, part, fresh);
-      for (int r = 0; r < R; r++)
-        std::memcpy(totals + (r * panels + p) * kPanel, part + r * kPanel, sizeof(float) * kPanel);
-    }
+// Several panels side by side only where the rows leave registers for them.
+template <class M, int R>
+inline void chains(const char* const* w, const float* x, int units, float* totals, bool fresh, int panels) {
+  if constexpr (R <= kRowsOfMany) {
+    if (panels == 2) return chain<M, R, 2>(w, x, units, totals, fresh);
   }
+  chain<M, R, 1>(w, x, units, totals, fresh);
 }
 
-template <class E>
-inline void chain_rows(const char* const* w, const float* x, int rows, int inputs, float* totals, bool fresh,
+template <class M>
+inline void chain_rows(const char* const* w, const float* x, int rows, int units, float* totals, bool fresh,
                        int panels) {
 #define OCTAVO_ROWS(n) \
-  case n: return chains<E, n>(w, x, inputs, totals, fresh, panels);
+  case n: return chains<M, n>(w, x, units, totals, fresh, panels);
   switch (rows) {
     OCTAVO_ROWS(1) OCTAVO_ROWS(2) OCTAVO_ROWS(3) OCTAVO_ROWS(4) OCTAVO_ROWS(5) OCTAVO_ROWS(6)
 #if defined(OCTAVO_AVX512)
@@ -182,12 +233,14 @@ inline void chain_rows(const char* const* w, const float* x, int rows, int input
 }
 
 template <class E>
-inline void widen_panel(float* to, const char* from, int inputs) {
-  for (int k = 0; k < inputs; k++) {
-    vf a, b;
-    E::load(from + (int64_t)k * E::kBytes, a, b);
-    store(to + k * kPanel, a);
-    store(to + k * kPanel + W, b);
+inline void widen_panel(float* to, const char* from, int units) {
+  for (int u = 0; u < units; u++) {
+    vf w[E::kInputs][2];
+    E::load(from + (int64_t)u * kUnit<E>, w);
+    for (int i = 0; i < E::kInputs; i++, to += kPanel) {
+      store(to, w[i][0]);
+      store(to + W, w[i][1]);
+    }
   }
 }
 
@@ -242,32 +295,36 @@ inline void deliver_row(const Product& c, float* row, int64_t r, int64_t panel) 
 
 // ---- a work item ----
 
-constexpr int kMostPanels = 4;
-
 size_t scratch(const Product& c) {
   size_t rows = 0;
   for (int t = 0; t < c.count; t++) rows += c.tiles[t].rows;
-  return rows * kPanel * kMostPanels + (size_t)kDepth * kPanel;
+  return rows * kPanel * 2 + (size_t)kDepth * kPanel;
 }
 
-template <class E>
+template <class M>
 void multiply_as(const Product& c, int64_t panel, int panels, float* scratch) {
+  using E = typename M::Pack;
   const Panels& m = *c.panels;
   float* wide = scratch;
   float* totals = scratch + (size_t)kDepth * kPanel;
-  const bool widen = E::kBytes != PairF32::kBytes && c.count >= kWidenTiles && panels == 1;
+  // From so many tiles on, a panel is widened once for all of them; the sums are the same.
+  const bool widen = sizeof(typename E::T) < 4 && M::kPlaces == E::kInputs && c.count >= kWidenTiles;
   for (int64_t k = 0; k < m.inputs; k += kDepth) {
     const int inputs = static_cast<int>(m.inputs - k < kDepth ? m.inputs - k : kDepth);
-    const char* w[kMostPanels];
-    for (int p = 0; p < panels; p++) w[p] = m.weights + (panel + p) * m.panel_bytes + k * E::kBytes;
-    if (widen) widen_panel<E>(wide, w[0], inputs);
-    const char* const same[1] = {reinterpret_cast<const char*>(wide)};
+    const int units = (inputs + E::kInputs - 1) / E::kInputs;
+    const int64_t at = k / E::kInputs;
+    const char* w[2];
+    for (int p = 0; p < panels; p++) w[p] = m.weights + (panel + p) * m.panel_bytes + at * kUnit<E>;
+    if (widen) {
+      widen_panel<E>(wide, w[0], units);
+      w[0] = reinterpret_cast<const char*>(wide);
+    }
     float* to = totals;
     for (int t = 0; t < c.count; t++) {
       const Tile& tile = c.tiles[t];
-      const float* x = tile.x + k * tile.rows;
-      if (widen) chain_rows<PairF32>(same, x, tile.rows, inputs, to, k == 0, 1);
-      else chain_rows<E>(w, x, tile.rows, inputs, to, k == 0, panels);
+      const float* x = tile.x + at * M::kPlaces * tile.rows;
+      if (widen) chain_rows<Multiply<PackF32>>(w, x, tile.rows, units * E::kInputs, to, k == 0, 1);
+      else chain_rows<M>(w, x, tile.rows, units, to, k == 0, panels);
       to += (size_t)tile.rows * panels * kPanel;
     }
   }
@@ -277,11 +334,15 @@ void multiply_as(const Product& c, int64_t panel, int panels, float* scratch) {
       for (int p = 0; p < panels; p++, row += kPanel) deliver_row(c, row, c.tiles[t].first + r, panel + p);
 }
 
+// `panels` is 1, or 2 where there are no more than `rows_of_many` rows.
 void multiply(const Product& c, int64_t panel, int panels, float* scratch) {
-  if (c.panels->dtype == Dtype::f32) multiply_as<PairF32>(c, panel, panels, scratch);
-  else if (c.panels->dtype == Dtype::bf16) multiply_as<PairBF16>(c, panel, panels, scratch);
-  else if (c.panels->dtype == Dtype::f16) multiply_as<PairF16>(c, panel, panels, scratch);
-  else multiply_as<PairI8>(c, panel, panels, scratch);
+#if defined(OCTAVO_AVX512)
+  if (c.form == Form::pairs) return multiply_as<Dot>(c, panel, panels, scratch);
+#endif
+  if (c.panels->dtype == Dtype::f32) multiply_as<Multiply<PackF32>>(c, panel, panels, scratch);
+  else if (c.panels->dtype == Dtype::bf16) multiply_as<Multiply<PackBF16>>(c, panel, panels, scratch);
+  else if (c.panels->dtype == Dtype::f16) multiply_as<Multiply<PackF16>>(c, panel, panels, scratch);
+  else multiply_as<Multiply<PackI8>>(c, panel, panels, scratch);
 }
 
 }  // namespace
@@ -290,8 +351,8 @@ void multiply(const Product& c, int64_t panel, int panels, float* scratch) {
 namespace linear {
 #define OCTAVO_TEXT(x) #x
 #define OCTAVO_NAME(x) OCTAVO_TEXT(x)
-extern const LinearKernels OCTAVO_TABLE = {OCTAVO_NAME(OCTAVO_ISA), OCTAVO_ISA::kPanel,   OCTAVO_ISA::kTile,
-                                           OCTAVO_ISA::bytes,       OCTAVO_ISA::pack,     OCTAVO_ISA::gather,
-                                           OCTAVO_ISA::scratch,     OCTAVO_ISA::multiply};
+extern const LinearKernels OCTAVO_TABLE = {
+    OCTAVO_NAME(OCTAVO_ISA), OCTAVO_ISA::kPanel, OCTAVO_ISA::kTile,  OCTAVO_ISA::kRowsOfMany, OCTAVO_ISA::bytes,
+    OCTAVO_ISA::pack,        OCTAVO_ISA::gather, OCTAVO_ISA::scratch, OCTAVO_ISA::multiply};
 }  // namespace linear
 }  // namespace octavo

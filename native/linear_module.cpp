@@ -27,10 +27,10 @@ LinearCall call_of(uintptr_t x, int x_dtype, int64_t x_stride, int64_t rows, uin
 }
 
 void put(Linear& self, int64_t first, int64_t rows, int from, uintptr_t weights, int64_t stride, uintptr_t scales,
-         uintptr_t bias) {
+         uintptr_t bias, int threads) {
   nb::gil_scoped_release unlocked;
   self.put(first, rows, dtype_of(from), reinterpret_cast<const char*>(weights), stride,
-           reinterpret_cast<const float*>(scales), reinterpret_cast<const float*>(bias));
+           reinterpret_cast<const float*>(scales), reinterpret_cast<const float*>(bias), threads);
 }
 
 void run(const Linear& self, uintptr_t x, int x_dtype, int64_t x_stride, int64_t rows, uintptr_t out, int out_dtype,
@@ -53,7 +53,7 @@ void bind_linear(nb::module_& m) {
   m.def("linear_instruction_sets",
         [] {
           std::vector<std::string> names;
-          for (const LinearKernels* one : linear_kernels()) names.emplace_back(one->name);
+          for (const LinearSet& one : linear_sets()) names.emplace_back(one.name);
           return names;
         },
         "Names of the linear kernels that run on this processor, the fastest first.");

@@ -152,6 +152,7 @@ class PackedLinear:
             weight.stride(0),
             0 if scales is None else scales.data_ptr(),
             0 if bias is None else bias.data_ptr(),
+            self.threads or torch.get_num_threads(),
         )
 
 
