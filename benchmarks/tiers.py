@@ -29,11 +29,11 @@ from octavo.geometry.dtypes import FP32
 from octavo.geometry.state import Component
 from octavo.memory.groups import StateGroup
 from octavo.memory.layout import Layout, make_layout
+from octavo.memory.transfers import Ended, Order, Route
 from octavo.runtime.arena import Arena
 from octavo.runtime.disk import DiskPool
-from octavo.runtime.disk_format import POOL_BYTES, Identity, checksum, record_bytes_for
+from octavo.runtime.disk_format import Identity, Places, block_checksum, checksum
 from octavo.runtime.mover import Mover
-from octavo.memory.transfers import Ended, Order, Route
 
 BLOCK_TOKENS = 16
 CHUNK = 8 << 20
@@ -135,48 +135,58 @@ def finish(mover: Mover, order: Order) -> None:
 
 def disk_rows(folder: Path, layout: Layout, blocks: int, repeats: int) -> list[dict[str, Any]]:
     size = layout.slab_bytes
-    data = memoryview(os.urandom(size) * blocks)
-    into = memoryview(bytearray(size))
+    host = Arena(layout, blocks)
+    host.bytes.random_(0, 255)
+    memory = memoryview(host.bytes.numpy())
+    arena = [memory[index * size : (index + 1) * size] for index in range(blocks)]
     keys = [checksum(b"%d" % index) for index in range(blocks)]
-    capacity = POOL_BYTES + blocks * record_bytes_for(size)
-    pool = DiskPool(folder / "pool", Identity.of("benchmark", layout.signature, "full"), size, capacity)
+    apart = list(range(blocks))
+    random.Random(0).shuffle(apart)
+    pool = DiskPool(
+        folder / "pool",
+        Identity.of("benchmark", layout.signature, "full"),
+        size,
+        Places.of(size).file_bytes(blocks),
+    )
     plain = os.open(folder / "plain", os.O_RDWR | os.O_CREAT, 0o600)
-    os.posix_fallocate(plain, 0, len(data))
-    landing = memoryview(bytearray(CHUNK))
+    os.posix_fallocate(plain, 0, len(memory))
 
-    def check(reason: str | None) -> None:
-        if reason is not None:
-            raise SystemExit(f"the disk refused: {reason}")
+    def check(reasons: Sequence[str | None]) -> None:
+        if any(reasons):
+            raise SystemExit(f"the disk refused: {reasons}")
 
     def write_plain() -> None:
-        for start in range(0, len(data), CHUNK):
-            os.pwrite(plain, data[start : start + CHUNK], start)
+        for start in range(0, len(memory), CHUNK):
+            os.pwrite(plain, memory[start : start + CHUNK], start)
         os.fdatasync(plain)
 
     def write_pool() -> None:
-        for index, key in enumerate(keys):
-            check(pool.put(key, data[index * size : (index + 1) * size]))
+        for start in range(0, blocks, per_batch):
+            check(pool.put_all(keys[start : start + per_batch], arena[start : start + per_batch]))
         pool.flush()
 
     def read_plain() -> None:
-        for start in range(0, len(data), CHUNK):
-            os.preadv(plain, [landing], start)
+        for start in range(0, len(memory), CHUNK):
+            os.preadv(plain, [memory[start : start + CHUNK]], start)
 
-    def read_pool() -> None:
-        for key in keys:
-            check(pool.get(key, into))
+    def read_pool(order: Sequence[int]) -> None:
+        for start in range(0, blocks, per_batch):
+            part = order[start : start + per_batch]
+            check(pool.get_all([keys[index] for index in part], [arena[index] for index in part]))
 
     def hash_alone() -> None:
-        for index in range(blocks):
-            checksum(data[index * size : (index + 1) * size])
+        for block in arena:
+            block_checksum(block)
 
+    per_batch = max(1, CHUNK // size)
     try:
         return measured(
             [
                 Case("sequential write", "sequential write", write_plain),
                 Case("pool write", "sequential write", write_pool),
                 Case("sequential read", "sequential read", read_plain),
-                Case("pool read", "sequential read", read_pool),
+                Case("pool read, neighbours", "sequential read", lambda: read_pool(range(blocks))),
+                Case("pool read, apart", "sequential read", lambda: read_pool(apart)),
                 Case("checksum alone", "sequential read", hash_alone),
             ],
             repeats,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 from octavo.runtime.disk import DiskPool
 from octavo.runtime.disk_files import RealSyscalls
-from octavo.runtime.disk_format import POOL_BYTES, Identity, checksum, record_bytes_for
+from octavo.runtime.disk_format import Identity, Places, checksum
 
 SIZE = 700
-RECORD = record_bytes_for(SIZE)
+PLACES = Places.of(SIZE)
 MODEL = Identity.of("model a", "layout a", "full")
 
 
@@ -22,12 +23,26 @@ def payload(n, version=0):
 
 
 def opened(path, slots=4, identity=MODEL, size=SIZE, syscalls=None):
-    return DiskPool(path, identity, size, POOL_BYTES + slots * record_bytes_for(size), syscalls)
+    return DiskPool(path, identity, size, Places.of(size).file_bytes(slots), syscalls)
 
 
 def read(pool, n):
     into = bytearray(pool.block_bytes)
     return pool.get(key(n), into) or bytes(into)
+
+
+def flip(path, at, mask=1):
+    """Change a byte of the file, behind everybody's back."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ mask]))
+
+
+def abandon(pool):
+    """What is left of a pool whose process has died."""
+    os.close(pool.file._descriptor)
 
 
 class Killed(BaseException):
@@ -43,17 +58,18 @@ class Faulty(RealSyscalls):
         self.written = 0
         self.calls = 0
 
-    def pwrite(self, descriptor, data, offset):
+    def pwritev(self, descriptor, buffers, offset):
+        data = b"".join(buffers)
         if self.write_error is not None:
             raise OSError(self.write_error, "injected")
         self.calls += 1
         if self.most is not None:
             data = data[: self.most]
         if self.die_after is not None and self.written + len(data) > self.die_after:
-            super().pwrite(descriptor, data[: self.die_after - self.written], offset)
+            super().pwritev(descriptor, [data[: self.die_after - self.written]], offset)
             raise Killed
         self.written += len(data)
-        return super().pwrite(descriptor, data, offset)
+        return super().pwritev(descriptor, [data], offset)
 
     def preadv(self, descriptor, buffers, offset):
         if self.read_error is not None:

@@ -14,7 +14,19 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.torch.disk_faults import MODEL, RECORD, SIZE, Faulty, Killed, key, opened, payload, read
+from tests.torch.disk_faults import (
+    MODEL,
+    PLACES,
+    SIZE,
+    Faulty,
+    Killed,
+    abandon,
+    flip,
+    key,
+    opened,
+    payload,
+    read,
+)
 
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.runtime.disk import DiskPool
@@ -39,7 +51,7 @@ def test_the_file_is_whole_from_the_start_private_and_never_grows(tmp_path):
     with opened(path, slots=3) as pool:
         facts = path.stat()
         assert stat.S_IMODE(facts.st_mode) == 0o600
-        assert facts.st_size == pool.stats().file_bytes == POOL_BYTES + 3 * RECORD
+        assert facts.st_size == pool.stats().file_bytes == PLACES.file_bytes(3)
         assert facts.st_blocks * 512 >= facts.st_size
         for n in range(9):
             assert pool.put(key(n), payload(n)) is None
@@ -109,14 +121,12 @@ def test_a_flip_of_any_bit_is_never_served(tmp_path, restart):
         path.unlink(missing_ok=True)
         pool = opened(path, slots=1)
         pool.put(key(1), payload(1))
-        where = POOL_BYTES + rng.randrange(rng.choice([8, 64, HEADER_BYTES, HEADER_BYTES + SIZE]))
+        header, block = PLACES.header(0), PLACES.block(0)
+        start, most = rng.choice([(header, 8), (header, 64), (header, HEADER_BYTES), (block, SIZE)])
+        where = start + rng.randrange(most)
         if restart:
             pool.close()
-        with path.open("r+b") as file:
-            file.seek(where)
-            byte = file.read(1)[0]
-            file.seek(where)
-            file.write(bytes([byte ^ (1 << rng.randrange(8))]))
+        flip(path, where, 1 << rng.randrange(8))
         if restart:
             pool = opened(path, slots=1)
         found = read(pool, 1)
@@ -133,13 +143,13 @@ def test_a_truncated_file_is_a_miss_by_reason(tmp_path):
     path = tmp_path / "pool"
     with opened(path, slots=1) as pool:
         pool.put(key(1), payload(1))
-        os.truncate(path, POOL_BYTES + HEADER_BYTES + SIZE - 1)
+        os.truncate(path, PLACES.block(0) + SIZE - 1)
         assert read(pool, 1) == "truncated"
         pool.put(key(1), payload(1))
-    os.truncate(path, POOL_BYTES + HEADER_BYTES + SIZE - 1)
+    os.truncate(path, PLACES.block(0) + SIZE - 1)
     with opened(path, slots=1) as pool:
         assert read(pool, 1) == "truncated"
-        assert path.stat().st_size == POOL_BYTES + RECORD
+        assert path.stat().st_size == PLACES.file_bytes(1)
 
 
 def test_faults_of_the_disk_are_refusals_and_misses_with_a_reason(tmp_path):
@@ -199,7 +209,7 @@ def test_a_crash_at_any_byte_leaves_a_usable_store(tmp_path):
                 pool.put(key(n), payload(n, 1))
         except Killed:
             pass
-        os.close(pool._descriptor)
+        abandon(pool)
         with opened(path, slots=2) as pool:
             found = {n: read(pool, n) for n in (1, 2, 3)}
             assert found[1] in (payload(1), "absent")

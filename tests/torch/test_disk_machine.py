@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.torch.disk_faults import RECORD, SIZE, Faulty, Killed, key, opened, payload, read
+from tests.torch.disk_faults import PLACES, SIZE, Faulty, Killed, flip, key, opened, payload, read
 
-from octavo.runtime.disk_format import HEADER_BYTES, POOL_BYTES
+from octavo.runtime.disk_format import HEADER_BYTES
 
 
 class StoreAgainstDict(RuleBasedStateMachine):
@@ -66,14 +66,13 @@ class StoreAgainstDict(RuleBasedStateMachine):
         assert read(self.pool, n) in ("io_error", "absent")
         self.calls.read_error = None
 
-    @rule(slot=st.integers(0, 3), where=st.integers(0, RECORD - 1))
+    @rule(slot=st.integers(0, 3), where=st.integers(0, HEADER_BYTES + SIZE - 1))
     def damage(self, slot, where):
         if slot < self.slots:
-            with self.path.open("r+b") as file:
-                file.seek(POOL_BYTES + slot * RECORD + where)
-                byte = file.read(1)[0]
-                file.seek(POOL_BYTES + slot * RECORD + where)
-                file.write(bytes([byte ^ 1]))
+            flip(
+                self.path,
+                PLACES.header(slot) + where if where < HEADER_BYTES else PLACES.block(slot) + where - HEADER_BYTES,
+            )
         for n in range(6):
             found = read(self.pool, n)
             assert isinstance(found, str) or found in self.model[n]

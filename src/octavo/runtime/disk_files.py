@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +22,7 @@ FIELD = "disk_path"
 
 
 class Syscalls(Protocol):
-    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int: ...
+    def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int: ...
 
     def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int: ...
 
@@ -30,8 +30,8 @@ class Syscalls(Protocol):
 class RealSyscalls:
     """The operating system's."""
 
-    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
-        return os.pwrite(descriptor, data, offset)
+    def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        return os.pwritev(descriptor, buffers, offset)
 
     def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         return os.preadv(descriptor, buffers, offset)
@@ -86,30 +86,31 @@ def reason_of(error: OSError) -> Reason:
     return "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "io_error"
 
 
-def write_all(calls: Syscalls, descriptor: int, data: memoryview, offset: int) -> Reason | None:
-    """Write every byte, in as many calls as it takes; else why not."""
-    done = 0
-    while done < len(data):
-        try:
-            count = calls.pwrite(descriptor, data[done:], offset + done)
-        except OSError as error:
-            return reason_of(error)
-        if count <= 0:
-            return "short_write"
-        done += count
-    return None
+def write_all(calls: Syscalls, descriptor: int, buffers: Sequence[memoryview], offset: int) -> Reason | None:
+    """Write every byte, one buffer after the other, in as many calls as it takes; else why not."""
+    return _through(calls.pwritev, descriptor, buffers, offset, "short_write")
 
 
 def read_into(calls: Syscalls, descriptor: int, buffers: Sequence[memoryview], offset: int) -> Reason | None:
     """Fill the buffers, one after the other; else why not."""
+    return _through(calls.preadv, descriptor, buffers, offset, "truncated")
+
+
+def _through(
+    call: Callable[[int, Sequence[memoryview], int], int],
+    descriptor: int,
+    buffers: Sequence[memoryview],
+    offset: int,
+    at_end: Reason,
+) -> Reason | None:
     left = [buffer for buffer in buffers if len(buffer)]
     while left:
         try:
-            count = calls.preadv(descriptor, left, offset)
+            count = call(descriptor, left, offset)
         except OSError as error:
             return reason_of(error)
         if count <= 0:
-            return "truncated"
+            return at_end
         offset += count
         while left and count >= len(left[0]):
             count -= len(left.pop(0))

@@ -1,0 +1,397 @@
+"""Blocks in the slots of one preallocated file: written, proven when read, found again after a restart.
+
+Owns the file and what lies in it; who chooses the slots, and what goes for want of room, is the caller's. A run of
+neighbouring slots is one call to the system, into or out of the caller's own memory.
+
+    write: old headers zeroed -> blocks written -> new headers written    a crash leaves the old block, none or the new
+    read:  headers and blocks read -> header checked -> block's checksum compared -> served, or a miss with a reason
+
+Nothing is flushed on purpose: what a power cut reorders or tears fails its checksum, and a lost block is only a
+recompute. Invariant: bytes are served only under the key, model and layout that they were written with, and no fault
+of the disk passes `write` or `read` as an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from octavo.errors import ConfigError, InvariantViolation
+from octavo.runtime.disk_files import (
+    FIELD,
+    RealSyscalls,
+    Syscalls,
+    open_alone,
+    preallocate,
+    read_into,
+    reason_of,
+    write_all,
+)
+from octavo.runtime.disk_format import (
+    HEADER_BYTES,
+    KEY_BYTES,
+    POOL_BYTES,
+    SEGMENT_SLOTS,
+    Buffer,
+    Header,
+    Identity,
+    Places,
+    Reason,
+    block_checksum,
+    checked,
+    disproved,
+    encoded_pool,
+    pool_stride,
+    published_checksum,
+)
+
+RUN_BYTES = 1 << 20
+"""At most, of a run of more than one block: what has been read is still in the processor's cache when it is hashed."""
+
+
+class Placed(NamedTuple):
+    """A block to write to its slot, or the memory to read it into."""
+
+    slot: int
+    key: bytes
+    block: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """Counted since the file was opened, except `slots` and `blocks`, which are now."""
+
+    slots: int
+    blocks: int
+    block_bytes: int
+    file_bytes: int
+    hits: int
+    writes: int
+    evictions: int
+    misses: Mapping[Reason, int]
+    refusals: Mapping[Reason, int]
+    """Writes that were not kept."""
+    found: int
+    """Blocks of an earlier run that this one may serve."""
+    left_aside: Mapping[Reason, int]
+    """Blocks of an earlier run that this one may not serve."""
+
+    @property
+    def bytes_read(self) -> int:
+        return self.hits * self.block_bytes
+
+    @property
+    def bytes_written(self) -> int:
+        return self.writes * self.block_bytes
+
+
+class DiskSlots:
+    """Slots `0 .. slots - 1` for blocks of one group, at most `capacity_bytes` with the file's own overhead.
+
+    Raises `ConfigError` when the file is another's, is in use, or cannot be given that much room. May be called from
+    any thread; reads and writes take turns, and `stored` and `stats` wait for none of them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        block_bytes: int,
+        capacity_bytes: int,
+        syscalls: Syscalls | None = None,
+    ) -> None:
+        self.path = path
+        self.identity = identity
+        self.block_bytes = block_bytes
+        self.places = Places.of(max(1, block_bytes))
+        self.slots = self.places.slots_in(capacity_bytes)
+        if block_bytes < 1 or self.slots < 1:
+            need = self.places.file_bytes(1)
+            raise ConfigError("disk_bytes", capacity_bytes, f"one block of {block_bytes} bytes takes {need}; give more")
+        self._calls = syscalls or RealSyscalls()
+        self._turn = threading.Lock()  # one read or write of the file at a time
+        self._index = threading.Lock()  # never held over a system call
+        self._keys: dict[int, bytes] = {}  # what lies where, oldest write first
+        self._aside: dict[bytes, Reason] = {}
+        self._aside_slots: dict[int, bytes] = {}
+        self._proven: dict[int, bytes] = {}  # of key and header, once they have been checked in full
+        self._helper = ThreadPoolExecutor(1, "octavo-disk-read")  # takes of a read what the caller has not begun
+        self._age = 0
+        self._hits = self._writes = 0
+        self._misses: Counter[Reason] = Counter()
+        self._refusals: Counter[Reason] = Counter()
+        self._left: Counter[Reason] = Counter()
+        self._padding = memoryview(bytearray(self.places.stride - block_bytes))
+        self._descriptor = open_alone(path)
+        try:
+            self._restore()
+        except BaseException:
+            self.close()
+            raise
+        self._found = len(self._keys)
+
+    def stored(self) -> list[tuple[bytes, int]]:
+        """Key and slot of what is thought to be here, oldest write first; only `read` proves it."""
+        with self._index:
+            return [(key, slot) for slot, key in self._keys.items()]
+
+    def write(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+        """Write each block to its slot, over what is there; of each that is not kept, why."""
+        for slot, key, block in blocks:
+            self.check(key, block, slot)
+        with self._turn:
+            with self._index:
+                for slot, key, _ in blocks:
+                    self._keys.pop(slot, None)
+                    self._aside.pop(key, None)
+                    self._aside.pop(self._aside_slots.pop(slot, b""), None)
+            reasons: list[Reason | None] = [None] * len(blocks)
+            self._act(self._write_run, blocks, range(len(blocks)), reasons)
+            with self._index:
+                self._keys.update((b.slot, b.key) for b, reason in zip(blocks, reasons, strict=True) if reason is None)
+                self._writes += reasons.count(None)
+                self._refusals.update(reason for reason in reasons if reason is not None)
+        return reasons
+
+    def read(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+        """Fill each block's memory; of each that is not served, why, and its memory holds nothing to rely on."""
+        for slot, key, block in blocks:
+            self.check(key, block, slot)
+        with self._turn:
+            with self._index:
+                reasons = [None if self._keys.get(slot) == key else self._why_not(key) for slot, key, _ in blocks]
+            here = [index for index, reason in enumerate(reasons) if reason is None]
+            self._act(self._read_run, blocks, here, reasons)
+            with self._index:
+                for index in here:
+                    if reasons[index] not in (None, "closed"):
+                        self._keys.pop(blocks[index].slot, None)
+                self._hits += reasons.count(None)
+                self._misses.update(reason for reason in reasons if reason is not None)
+        return reasons
+
+    def check(self, key: bytes, block: Buffer, slot: int = 0) -> None:
+        """Raises `InvariantViolation` if this pool has no such slot, or such a block cannot be one of its."""
+        size = memoryview(block).nbytes
+        if not 0 <= slot < self.slots or len(key) != KEY_BYTES or size != self.block_bytes:
+            raise InvariantViolation(
+                "disk-block",
+                f"slot {slot}, key of {len(key)} bytes and block of {size}, where 0..{self.slots - 1}, {KEY_BYTES} and "
+                f"{self.block_bytes} belong",
+            )
+
+    def forget(self, slot: int) -> None:
+        """Nothing lies there any more, on disk as well if it can be written; waits for the turn under way."""
+        with self._turn:
+            with self._index:
+                self._keys.pop(slot, None)
+            if self._descriptor >= 0:
+                self._unpublish(slot, 1)
+
+    def missing(self, key: bytes) -> Reason:
+        """Count a miss of a key that has no slot, and say why: an earlier run may have left it in another form."""
+        with self._index:
+            reason = self._why_not(key)
+            self._misses[reason] += 1
+        return reason
+
+    def flush(self) -> Reason | None:
+        """Ask the disk to have everything; nothing relies on it."""
+        with self._turn:
+            if self._descriptor < 0:
+                return "closed"
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError as error:
+                return reason_of(error)
+        return None
+
+    def stats(self) -> DiskStats:
+        with self._index:
+            return DiskStats(
+                slots=self.slots,
+                blocks=len(self._keys),
+                block_bytes=self.block_bytes,
+                file_bytes=self.places.file_bytes(self.slots),
+                hits=self._hits,
+                writes=self._writes,
+                evictions=0,
+                misses=MappingProxyType(dict(self._misses)),
+                refusals=MappingProxyType(dict(self._refusals)),
+                found=self._found,
+                left_aside=MappingProxyType(dict(self._left)),
+            )
+
+    def close(self) -> None:
+        """Give the file up; what is in it stays. Later reads and writes say `closed`."""
+        with self._turn:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
+        self._helper.shutdown()
+
+    # ---- runs of neighbouring slots
+
+    def _why_not(self, key: bytes) -> Reason:
+        return "closed" if self._descriptor < 0 else self._aside.get(key, "absent")
+
+    def _act(
+        self,
+        on_run: Callable[[Sequence[Placed]], list[Reason | None]],
+        blocks: Sequence[Placed],
+        indices: Sequence[int],
+        reasons: list[Reason | None],
+    ) -> None:
+        """Note what becomes of each block. A run that fails is tried block by block: one bad sector is one miss."""
+        left = deque(self._runs(blocks, indices))
+        shared = on_run == self._read_run and len(left) > 1
+
+        def serve() -> None:
+            while left:
+                try:
+                    run = left.popleft()
+                except IndexError:  # the other one was quicker
+                    return
+                found: list[Reason | None] = ["closed"] * len(run)
+                if self._descriptor >= 0:
+                    found = on_run([blocks[index] for index in run])
+                    if len(run) > 1 and None not in found:
+                        found = [on_run([blocks[index]])[0] for index in run]
+                for index, reason in zip(run, found, strict=True):
+                    reasons[index] = reason
+
+        helper = self._helper.submit(serve) if shared else None
+        serve()
+        if helper is not None and not helper.cancel():
+            helper.result()
+
+    def _runs(self, blocks: Sequence[Placed], indices: Sequence[int]) -> list[list[int]]:
+        """The indices, grouped where their slots are neighbours in one segment, in the order of the file."""
+        most = max(1, RUN_BYTES // self.places.stride)
+        runs: list[list[int]] = []
+        for index in sorted(indices, key=lambda i: blocks[i].slot):
+            slot = blocks[index].slot
+            if runs and len(runs[-1]) < most and slot == blocks[runs[-1][-1]].slot + 1 and slot % SEGMENT_SLOTS:
+                runs[-1].append(index)
+            else:
+                runs.append([index])
+        return runs
+
+    def _as_in_the_file(self, blocks: list[memoryview]) -> list[memoryview]:
+        """Block, padding, block, ... block: two for each slot of a segment at most, which one call may take."""
+        if not len(self._padding):
+            return blocks
+        return [piece for block in blocks for piece in (block, self._padding)][:-1]
+
+    def _write_run(self, run: Sequence[Placed]) -> list[Reason | None]:
+        first, blocks = run[0].slot, [memoryview(placed.block).cast("B") for placed in run]
+        pieces = self._as_in_the_file(blocks)
+        reason = self._unpublish(first, len(run))
+        reason = reason or write_all(self._calls, self._descriptor, pieces, self.places.block(first))
+        if reason is None:
+            headers = bytearray()
+            for placed, block in zip(run, blocks, strict=True):
+                self._age += 1
+                header = Header(placed.key, self.identity, self.block_bytes, self._age, block_checksum(block))
+                headers += header.encoded()
+            reason = write_all(self._calls, self._descriptor, [memoryview(headers)], self.places.header(first))
+        return [reason] * len(run)
+
+    def _unpublish(self, slot: int, count: int) -> Reason | None:
+        zeros = memoryview(bytes(count * HEADER_BYTES))
+        return write_all(self._calls, self._descriptor, [zeros], self.places.header(slot))
+
+    def _read_run(self, run: Sequence[Placed]) -> list[Reason | None]:
+        first, blocks = run[0].slot, [memoryview(placed.block).cast("B") for placed in run]
+        heads = memoryview(bytearray(len(run) * HEADER_BYTES))
+        reason = read_into(self._calls, self._descriptor, [heads], self.places.header(first))
+        pieces = self._as_in_the_file(blocks)
+        reason = reason or read_into(self._calls, self._descriptor, pieces, self.places.block(first))
+        if reason is not None:
+            return [reason] * len(run)
+        found: list[Reason | None] = []
+        for at, (slot, key, _) in enumerate(run):
+            head, block = heads[at * HEADER_BYTES : (at + 1) * HEADER_BYTES], blocks[at]
+            mark = block_checksum(b"".join((key, head)))
+            if self._proven.get(slot) == mark:
+                found.append(None if block_checksum(block) == published_checksum(head) else "bad_checksum")
+            else:
+                found.append(disproved(head, key, self.identity, block))
+                if found[-1] is None:
+                    self._proven[slot] = mark
+        return found
+
+    # ---- what an earlier run left
+
+    def _restore(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        raw = bytearray(min(size, POOL_BYTES))
+        if read_into(self._calls, self._descriptor, [memoryview(raw)], 0):
+            raise ConfigError(FIELD, str(self.path), "cannot be read; mend the disk or name another file")
+        found = pool_stride(bytes(raw))
+        if found is None:
+            raise ConfigError(FIELD, str(self.path), "is not a pool of octavo's and is left alone; name another file")
+        if isinstance(found, int):
+            self._scan(Places(found), size)
+        elif found != "absent":
+            self._left[found] += 1
+        if found != self.places.stride:
+            self._format()
+        preallocate(self._descriptor, self.places.file_bytes(self.slots), self.path)
+        beyond = -self.slots % SEGMENT_SLOTS
+        if beyond:  # a pool that shrinks and grows again finds nothing there; if this fails, checksums tell
+            self._unpublish(self.slots, beyond)
+
+    def _format(self) -> None:
+        try:
+            os.ftruncate(self._descriptor, 0)
+        except OSError as error:
+            raise ConfigError(FIELD, str(self.path), f"cannot be emptied: {error.strerror}") from None
+        reason = write_all(self._calls, self._descriptor, [memoryview(encoded_pool(self.places.stride))], 0)
+        if reason is not None:
+            raise ConfigError(FIELD, str(self.path), f"cannot be written: {reason}; make room or name another file")
+
+    def _scan(self, places: Places, size: int) -> None:
+        """Index the blocks that may be served, and remember of the others why not."""
+        newest: dict[bytes, tuple[int, int]] = {}
+        for slot, header in self._headers(places, size):
+            if not isinstance(header, Header):
+                if header != "absent":
+                    self._left[header] += 1
+                continue
+            self._age = max(self._age, header.age)
+            reason = header.mismatch(self.identity, self.block_bytes)
+            if reason is None and places.block(slot) + header.payload_bytes > size:
+                reason = "truncated"
+            if reason is None and slot >= self.slots:
+                reason = "no_room"
+            if reason is not None:
+                self._left[reason] += 1
+                self._aside[header.key] = reason
+                if places == self.places:
+                    self._aside_slots[slot] = header.key
+            elif header.age > newest.get(header.key, (-1, 0))[0]:
+                newest[header.key] = (header.age, slot)
+        self._keys.update((slot, key) for key, (_, slot) in sorted(newest.items(), key=lambda item: item[1]))
+        for key in newest:
+            self._aside.pop(key, None)
+
+    def _headers(self, places: Places, size: int) -> Iterator[tuple[int, Header | Reason]]:
+        for first in count(0, SEGMENT_SLOTS):
+            start = places.header(first)
+            if start >= size:
+                return
+            raw = memoryview(bytearray(min(SEGMENT_SLOTS * HEADER_BYTES, size - start)))
+            whole = read_into(self._calls, self._descriptor, [raw], start) is None
+            for at in range(0, len(raw), HEADER_BYTES):
+                head = raw[at : at + HEADER_BYTES]
+                reason = None if whole else read_into(self._calls, self._descriptor, [head], start + at)
+                yield first + at // HEADER_BYTES, reason or checked(head)
