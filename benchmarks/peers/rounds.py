@@ -1,0 +1,223 @@
+"""Rounds of a comparison: what each engine needs, then each in turn through its workloads, within bounds.
+
+Owns the order and the clocks that are not an engine's own: when a process was started, how long it may take,
+when the whole is over. A failure belongs to the engine and the workload it happened in; the next workload
+gets a new process, and an engine that cannot load is not tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoints import make_checkpoint, tools
+from child import Broken, Child
+from comparison import Asked, Line, Run
+from engines import Choice
+from environments import Environment, Unavailable, make_environment, peer_variables
+from protocol import Job, Setup, flag
+from workloads import Workload
+
+HERE = Path(__file__).resolve().parent
+BLOCK_TOKENS = 16
+LOAD_LIMIT_S = 400.0
+WARM_PROMPT, WARM_OUTPUT = 48, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An engine that can be started."""
+
+    choice: Choice
+    python: Path
+    checkpoint: Path
+    tools: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    deadline: float
+    limit_s: float
+    minutes: float
+
+    def left(self, most: float) -> float:
+        """Seconds that the next question may take. Raises `Broken` when the whole is over."""
+        left = min(most, self.deadline - time.monotonic())
+        if left <= 0:
+            raise Broken(f"not run: the {self.minutes:g} minutes were over")
+        return left
+
+
+def prepared(
+    choices: Sequence[Choice], model: str, dtype: str, cache: Path, limit_s: float
+) -> dict[str, Ready | Unavailable]:
+    """By label, in the order asked: what is needed to start each engine, or why it cannot be had."""
+    deadline = time.monotonic() + limit_s
+    made: dict[str, Ready | Unavailable] = {}
+    for choice in choices:
+        made[choice.label] = _prepared(choice, model, dtype, cache, deadline)
+    return made
+
+
+def _prepared(choice: Choice, model: str, dtype: str, cache: Path, deadline: float) -> Ready | Unavailable:
+    environment: Environment | None = None
+    if choice.engine.environment:
+        found = make_environment(choice.engine.environment, cache, max(0.0, deadline - time.monotonic()), say)
+        if isinstance(found, Unavailable):
+            return found
+        environment = found
+    checkpoint = make_checkpoint(choice.engine.form, model, dtype, cache / "checkpoints", deadline, say)
+    if isinstance(checkpoint, Unavailable):
+        return checkpoint
+    python = Path(sys.executable) if environment is None else environment.python
+    return Ready(choice, python, checkpoint, tools(environment, cache))
+
+
+class Rounds:
+    """All engines of one precision. `lines` has every workload's line for every engine that plays it."""
+
+    def __init__(
+        self,
+        engines: dict[str, Ready | Unavailable],
+        workloads: Sequence[Workload],
+        dtype: str,
+        options: argparse.Namespace,
+        bounds: Bounds,
+    ) -> None:
+        self._ready = {label: made for label, made in engines.items() if isinstance(made, Ready)}
+        self._workloads, self._dtype, self._options, self._bounds = workloads, dtype, options, bounds
+        self.settings: dict[str, dict[str, Any]] = {}
+        self.lines: dict[str, list[Line]] = {workload.name: [] for workload in workloads}
+        for choice in options.choices:
+            made = engines[choice.label]
+            reason = made.reason if isinstance(made, Unavailable) else ""
+            reuse = flag(choice.options, "reuse") or choice.options.get("reuse") == "prefix"
+            for workload in workloads:
+                if choice.plays(workload.name):
+                    self.lines[workload.name].append(Line(choice.label, choice.engine.name, reuse, reason=reason))
+
+    def play(self, repeat: int) -> None:
+        for number in range(repeat):
+            for label, ready in self._ready.items():
+                say(f"round {number + 1} of {repeat}: {self._dtype} {label}")
+                self._turn(ready, [w for w in self._workloads if not self._line(label, w, Line("", "", False)).reason])
+
+    def _line(self, label: str, workload: Workload, otherwise: Line) -> Line:
+        """`otherwise` where the engine does not play the workload."""
+        return next((line for line in self.lines[workload.name] if line.engine == label), otherwise)
+
+    def _turn(self, ready: Ready, workloads: Sequence[Workload]) -> None:
+        """One process through the workloads, and another one for what is left when it breaks."""
+        left = [workload for workload in workloads if ready.choice.plays(workload.name)]
+        while left:
+            broken = self._play_all(ready, left)
+            if broken:
+                for line in (self._line(ready.choice.label, workload, Line("", "", False)) for workload in broken):
+                    say(f"  {line.engine}: {line.reason}")
+            left = left[left.index(broken[-1]) + 1 :] if broken else []
+
+    def _play_all(self, ready: Ready, workloads: list[Workload]) -> list[Workload]:
+        """Those that broke: none, the one that ended the process, or all when it did not load."""
+        label = ready.choice.label
+        with Child(self._command(ready), self._log(label), self._variables(ready)) as child:
+            try:
+                self._load(child, ready)
+            except Broken as error:
+                return [self._note(label, workload, f"did not load: {error}") for workload in workloads]
+            ready_s = child.age_s
+            for workload in workloads:
+                try:
+                    self._line(label, workload, Line("", "", False)).runs.append(self._run(child, workload, ready_s))
+                except Broken as error:
+                    return [self._note(label, workload, str(error))]
+                say(f"  {workload.name} {label}: {self._line(label, workload, Line('', '', False)).runs[-1].seconds:.2f} s")
+        return []
+
+    def _note(self, label: str, workload: Workload, reason: str) -> Workload:
+        self._line(label, workload, Line("", "", False)).reason = reason
+        return workload
+
+    def _load(self, child: Child, ready: Ready) -> None:
+        setup = _setup(ready, self._workloads, self._dtype, self._options)
+        answer = child.ask({"do": "load", **asdict(setup)}, self._bounds.left(LOAD_LIMIT_S))
+        self.settings[ready.choice.label] = answer["settings"]
+        # other tokens than any workload begins with, so that nothing of it can be reused
+        prompt = [(11 * i) % 997 + 3 for i in range(min(WARM_PROMPT, setup.longest - WARM_OUTPUT))]
+        warm = [asdict(Job(prompt, WARM_OUTPUT)) for _ in range(min(2, setup.sequences))]
+        for what in ("prepare", "play"):
+            child.ask({"do": what, "jobs": warm}, self._bounds.left(self._bounds.limit_s))
+
+    def _run(self, child: Child, workload: Workload, ready_s: float) -> Run:
+        jobs = [asdict(Job(list(job.prompt), job.max_tokens)) for job in workload.jobs]
+        child.ask({"do": "prepare", "jobs": jobs}, self._bounds.left(self._bounds.limit_s))
+        before = child.cpu_seconds()
+        answer = child.ask({"do": "play", "jobs": jobs}, self._bounds.left(self._bounds.limit_s))
+        run = Run(
+            seconds=answer["seconds"],
+            cpu_seconds=child.cpu_seconds() - before,
+            outputs=answer["outputs"],
+            first_s=answer["first_s"],
+            last_s=answer["last_s"],
+            peak_bytes=child.peak_bytes,
+            ready_s=ready_s,
+        )
+        asked = Asked(tuple(len(j.prompt) for j in workload.jobs), tuple(j.max_tokens for j in workload.jobs))
+        wrong = asked.wrong_counts(run)
+        if wrong:
+            raise Broken(f"{wrong} of {len(jobs)} requests got another number of tokens than asked")
+        return run
+
+    def _command(self, ready: Ready) -> list[str]:
+        return [str(ready.python), str(HERE / "worker.py"), ready.choice.engine.player]
+
+    def _log(self, label: str) -> Path:
+        name = "".join(letter if letter.isalnum() else "-" for letter in f"{label}-{self._dtype}")
+        return self._options.cache / "logs" / f"{name}.log"
+
+    def _variables(self, ready: Ready) -> dict[str, str]:
+        """The engine's environment: offline, so many threads, and none of octavo's paths but for octavo."""
+        own = not ready.choice.engine.environment
+        variables = peer_variables() | {name: os.environ[name] for name in ("PYTHONPATH",) if own and name in os.environ}
+        threads = str(self._options.threads)
+        return variables | {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _setup(ready: Ready, workloads: Sequence[Workload], dtype: str, options: argparse.Namespace) -> Setup:
+    """The same room for every engine: what all requests of the largest workload need at once."""
+    sizes = [[-(-(len(job.prompt) + job.max_tokens) // BLOCK_TOKENS) for job in w.jobs] for w in workloads]
+    kv_tokens = max(sum(blocks) for blocks in sizes) * BLOCK_TOKENS
+    return Setup(
+        checkpoint=str(ready.checkpoint),
+        dtype=dtype,
+        threads=options.threads,
+        sequences=max(2, *(len(w.jobs) for w in workloads)),
+        longest=max(64, *(w.longest for w in workloads)),
+        kv_tokens=max(kv_tokens, 16 * BLOCK_TOKENS),
+        kv_bytes=max(kv_tokens, 16 * BLOCK_TOKENS) * kv_bytes_per_token(ready.checkpoint, dtype),
+        batched_tokens=max(options.max_num_batched_tokens, *(len(w.jobs) for w in workloads)),
+        options=ready.choice.engine.always | ready.choice.options,
+        tools=ready.tools,
+    )
+
+
+def kv_bytes_per_token(checkpoint: Path, dtype: str) -> int:
+    """By octavo's geometry, from the config beside the weights; of a single file, which holds none, 0."""
+    import json
+
+    from octavo.geometry.dtypes import dtype_named
+    from octavo.geometry.from_config import geometry_from_config
+
+    if not checkpoint.is_dir():
+        return 0
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return geometry_from_config(config, dtype_named(dtype)).bytes_per_token
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
