@@ -16,6 +16,8 @@ and doubles; 0 <= committed tokens <= room in the row's blocks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Sequence
+
 import numpy as np
 
 from octavo.errors import ConfigError, InvariantViolation
@@ -48,8 +50,12 @@ class KVCache:
         contiguous: bool = False,
         keys: KeySpace | None = None,
         eviction: Eviction | None = None,
+        below: Sequence[Sequence[int]] = (),
     ) -> None:
-        """`keys` switches reuse on: without them no block ever serves a second sequence."""
+        """`keys` switches reuse on: without them no block ever serves a second sequence.
+
+        `below[tier][group]`: slots of the tiers below the device, in which blocks may be found too.
+        """
         if keys is not None and contiguous:
             raise ConfigError("reuse", "prefix", "blocks in contiguous runs cannot be shared; use paged allocation")
         self.layout = layout
@@ -69,7 +75,13 @@ class KVCache:
         self._draining: dict[int, list[tuple[int, Int32]]] = {}
         self._block_tokens = tuple(g.block_tokens for g in layout.groups)
         # A contiguous run is given up whole, as in the engines that it stands for.
-        self.sharing = None if keys is None else Sharing(self.pool, rows, keys, eviction or LeastRecentlyUsed())
+        self.sharing = None if keys is None else Sharing(self.pool, rows, keys, eviction or LeastRecentlyUsed(), below)
+        self.make_way: Callable[[Sequence[int], Shortfall], bool] | None = None
+        """Told of who lacks room that unsaved blocks take; whether some of them may go now after all."""
+        self.copied: Callable[[], list[tuple[int, int, int]]] | None = None
+        """(tier, group, slot) of what copies between tiers reference, for the invariants."""
+        self.arriving: Container[int] | None = None
+        """Rows that wait for copies, for the invariants."""
         self.pins: dict[int, list[tuple[int, Int32]]] = {}
         """(group, slots) that a plan in flight copies from, by plan: referenced until it completes."""
         self._sliding = () if contiguous else tuple(i for i, g in enumerate(layout.groups) if g.slides)
@@ -197,6 +209,8 @@ class KVCache:
     def take(self, counts: list[int]) -> tuple[Int32, ...] | Shortfall:
         """`counts[g]` slots of each group g with one reference each, giving up cached blocks if need be."""
         short = self.pool.shortfall(counts)
+        if short is not None and self.make_way is not None and self.make_way(counts, short):
+            short = self.pool.shortfall(counts)
         if short is not None:
             return short
         if self.sharing is not None:
@@ -257,7 +271,7 @@ class KVCache:
         """The row's sequence has left: its blocks lose a reference. Returns how many blocks that was."""
         touched, released = int(self.touched[row]), 0
         if self.sharing is not None:
-            self._let_go(self.sharing.end(row), touched)
+            self.let_go(self.sharing.end(row), touched)
         for group, table in enumerate(self.tables):
             slots = table.clear(row)
             self.unreference(group, slots, touched)
@@ -282,14 +296,12 @@ class KVCache:
         return value
 
     def resume(self, row: int, value: Suspended) -> Reservation:
-        """Put a suspended state into an empty row, exactly as it was."""
+        """Put a suspended state into an empty row, exactly as it was; all of it is on the device."""
+        if any(tier != DEVICE for entries in value.slots for tier, _ in entries):
+            raise InvariantViolation("suspensions", f"ticket {value.ticket} is not on the device as a whole")
         if any(table.counts[row] for table in self.tables):
             raise InvariantViolation("suspensions", f"row {row} holds blocks; only an empty row can resume")
-        self._forget(value)
-        if self.sharing is not None:
-            self.sharing.unpark(row, value.ticket)
-        self.committed[row] = value.tokens
-        self.touched[row] = value.touched
+        self.seat_suspended(row, value)
         new = []
         for group, entries in enumerate(value.slots):
             slots = np.array([slot for _, slot in entries], dtype=np.int32)
@@ -298,13 +310,28 @@ class KVCache:
                 new.append(NewBlocks(group, np.full(len(slots), row, dtype=np.int32), indices, slots))
         return Reservation(tuple(new))
 
-    def drop(self, value: Suspended) -> None:
-        """Give up a suspended state."""
+    def seat_suspended(self, row: int, value: Suspended) -> None:
+        """A suspension ends in this row, whose tables are another's business."""
         self._forget(value)
         if self.sharing is not None:
-            self._let_go(self.sharing.drop(value.ticket), value.touched)
+            self.sharing.unpark(row, value.ticket)
+        self.committed[row] = value.tokens
+        self.touched[row] = value.touched
+
+    def drop(self, value: Suspended) -> None:
+        """Give up a suspended state, as far as it is on the device."""
+        self._forget(value)
+        if self.sharing is not None:
+            self.let_go(self.sharing.drop(value.ticket), value.touched)
         for group, entries in enumerate(value.slots):
-            self.unreference(group, np.array([slot for _, slot in entries], dtype=np.int32), value.touched)
+            slots = np.array([slot for tier, slot in entries if tier == DEVICE], dtype=np.int32)
+            self.unreference(group, slots, value.touched)
+
+    def replace(self, value: Suspended) -> None:
+        """Part of a suspended state has moved: references are the mover's."""
+        if value.ticket not in self.suspensions:
+            raise InvariantViolation("suspensions", f"ticket {value.ticket} was resumed or dropped before")
+        self.suspensions[value.ticket] = value
 
     def settle(self, plan: int) -> None:
         """All plans up to `plan` have completed: what they kept DRAINING is EMPTY, or cached where it can be found."""
@@ -336,8 +363,11 @@ class KVCache:
         if self.suspensions.pop(value.ticket, None) is not value:
             raise InvariantViolation("suspensions", f"ticket {value.ticket} was resumed or dropped before")
 
-    def unreference(self, group: int, slots: Int32, touched: int) -> None:
-        """These slots lose a reference each, of somebody whom plan `touched` was the last to include."""
+    def unreference(self, group: int, slots: Int32, touched: int, *, used: bool = True) -> None:
+        """These slots lose a reference each, of somebody whom plan `touched` was the last to include.
+
+        `used`: by somebody who read them, so that they are among the last to be evicted.
+        """
         if not len(slots):
             return
         self._returns += 1
@@ -355,9 +385,9 @@ class KVCache:
             for plan in np.unique(last_plan[waits]).tolist():
                 self._draining.setdefault(plan, []).append((group, waits[last_plan[waits] == plan]))
             gone = gone[~busy]
-        self._retire(group, gone)
+        self._retire(group, gone, used=used)
 
-    def _retire(self, group: int, slots: Int32) -> None:
+    def _retire(self, group: int, slots: Int32, *, used: bool = True) -> None:
         """Nobody references these slots and no plan touches them: they are cached, or EMPTY."""
         if self.sharing is not None and len(slots):
             keyed = self.sharing.directory.keyed[group][slots]
@@ -365,11 +395,12 @@ class KVCache:
             if len(kept):
                 draining = kept[self.pool.slots[group].state[kept] == SlotState.DRAINING]
                 self.pool.undrain(group, draining)
-                self.sharing.shelf.keep(group, kept)
+                self.sharing.shelf.keep(group, kept, used=used)
                 slots = slots[~keyed]
         if len(slots):
             self.pool.give(group, slots)
 
-    def _let_go(self, doubles: list[tuple[int, int]], touched: int) -> None:
+    def let_go(self, doubles: list[tuple[int, int]], touched: int) -> None:
+        """Blocks that were referenced besides tables lose that reference."""
         for group, slot in doubles:
             self.unreference(group, np.array([slot], dtype=np.int32), touched)

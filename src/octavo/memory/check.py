@@ -1,4 +1,4 @@
-"""The accounting invariants of the KV cache, each by name.
+"""The accounting invariants of the KV cache, each by name. Those of lower tiers are in `check_tiers`.
 
 `check(cache)` raises `InvariantViolation` at the first that does not hold; `INVARIANTS` maps each
 name to its function, which is how `octavo check` runs them one by one. Reads only.
@@ -15,7 +15,7 @@ from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
 from octavo.memory.pool import NO_OWNER
 from octavo.memory.slots import SlotState
-from octavo.memory.values import Int32, Int64
+from octavo.memory.values import DEVICE, Int32, Int64
 
 
 def free_plus_allocated_is_total(cache: KVCache) -> None:
@@ -45,6 +45,12 @@ def free_slots_are_unreferenced(cache: KVCache) -> None:
             not len(odd),
             f"group {group} slot {_first(odd)}: state {_at(columns.state, odd)}, {_at(columns.refs, odd)} references",
         )
+        saved_first = [slot for g, slot in _unsaved(cache) if g == group]
+        _require(
+            "free-is-unreferenced",
+            cache.pool.unsaved[group] == len(saved_first) and bool(cached[saved_first].all()),
+            f"group {group}: {cache.pool.unsaved[group]} counted as unsaved, {len(saved_first)} listed",
+        )
         counted = cache.pool.cached[group]
         _require("free-is-unreferenced", counted == int(cached.sum()), f"group {group}: {counted} counted as cached")
 
@@ -73,7 +79,7 @@ def kept_blocks_can_be_found(cache: KVCache) -> None:
 
 
 def references_equal_occurrences(cache: KVCache) -> None:
-    """A slot's references are its occurrences in live tables, suspensions, pins and doubles, no more and no less."""
+    """A slot's references are its occurrences in tables, suspensions, pins, doubles and copies, no more and no less."""
     for group, columns in enumerate(cache.pool.slots):
         odd = np.flatnonzero(_occurrences(cache, group) != columns.refs)
         _require(
@@ -85,15 +91,22 @@ def references_equal_occurrences(cache: KVCache) -> None:
 
 
 def no_two_writable_blocks_alias(cache: KVCache) -> None:
-    """A FILLING slot stands in exactly one table or suspension."""
+    """A FILLING slot stands in exactly one table or suspension; one that nobody waits for any more in none."""
     for group, columns in enumerate(cache.pool.slots):
-        odd = np.flatnonzero((columns.state == SlotState.FILLING) & (_occurrences(cache, group) != 1))
+        copied = _copied(cache, group)
+        owners = _occurrences(cache, group) - copied
+        odd = np.flatnonzero((columns.state == SlotState.FILLING) & (owners != 1) & ~((owners == 0) & (copied > 0)))
         _require("no-writable-alias", not len(odd), f"group {group} slot {_first(odd)} is FILLING and shared")
 
 
 def allocated_covers_committed(cache: KVCache) -> None:
-    """Every row has blocks for all computed positions that a later one may read; full blocks are READY."""
+    """Every row has blocks for all computed positions that a later one may read; full blocks are READY.
+
+    A row that waits for copies is excepted: its blocks are still arriving.
+    """
     for row in _live_rows(cache):
+        if cache.arriving is not None and row in cache.arriving:
+            continue
         tokens = int(cache.committed[row])
         for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
             have = int(table.counts[row])
@@ -231,12 +244,25 @@ def _occurrences(cache: KVCache, group: int) -> Int64:
     columns = np.arange(table.slots.shape[1])
     inside = (columns < table.counts[:, None]) & (columns >= table.firsts[:, None])
     listed = [table.slots[inside]]
-    listed += [np.array([slot for _, slot in s.slots[group]], dtype=np.int32) for s in cache.suspensions.values()]
+    listed += [
+        np.array([slot for tier, slot in s.slots[group] if tier == DEVICE], dtype=np.int32)
+        for s in cache.suspensions.values()
+    ]
     listed += [slots for pinned in cache.pins.values() for pinned_group, slots in pinned if pinned_group == group]
     if cache.sharing is not None:
         doubles = [slot for doubled_group, slot in cache.sharing.doubles() if doubled_group == group]
         listed.append(np.array(doubles, dtype=np.int32))
-    return np.bincount(np.concatenate(listed), minlength=len(cache.pool.slots[group].refs))
+    return np.bincount(np.concatenate(listed), minlength=len(cache.pool.slots[group].refs)) + _copied(cache, group)
+
+
+def _copied(cache: KVCache, group: int) -> Int64:
+    """By slot: copies to or from it that are under way."""
+    touched = [] if cache.copied is None else [slot for tier, g, slot in cache.copied() if not tier and g == group]
+    return np.bincount(np.array(touched, dtype=np.int64), minlength=len(cache.pool.slots[group].refs))
+
+
+def _unsaved(cache: KVCache) -> list[tuple[int, int]]:
+    return [] if cache.sharing is None else list(cache.sharing.shelf.unsaved)
 
 
 def _keyed(cache: KVCache, group: int) -> npt.NDArray[np.bool_]:

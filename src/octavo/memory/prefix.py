@@ -9,8 +9,8 @@ or none. State of a constant group stands at a node when it was copied exactly a
 long as it, or one below it, names a slot or is the last of a live sequence. Owns nodes, and which slot belongs to
 which; references are the cache's.
 
-Invariant: a slot of a tier stands at one node at most, and holds exactly the state of that node's text: a node is reached
-only by comparing tokens, whatever the hash says.
+Invariant: a slot of a tier stands at one node at most, and holds exactly the state of that node's text: a node is
+reached only by comparing tokens, whatever the hash says.
 """
 
 from __future__ import annotations
@@ -216,7 +216,16 @@ class PrefixDirectory:
         places = tuple([NO_SLOT] * len(self.groups) for _ in self._at)
         children_in = tuple([0] * len(self.groups) for _ in self._at)
         node = Node(
-            self._numbers, parent, key, said, index, self._identity(parent, key, said), places[0], places, {}, children_in
+            self._numbers,
+            parent,
+            key,
+            said,
+            index,
+            self._identity(parent, key, said),
+            places[0],
+            places,
+            {},
+            children_in,
         )
         self._nodes[key] = node
         if parent is not None:

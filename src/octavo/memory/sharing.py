@@ -4,8 +4,9 @@
                                                                           |
                                                                           +--room is needed, a leaf--> EMPTY
 
-Owns the directory and where each row stands in it; what is cached is the shelf's, slots and references the pool's. A block that is completed a second time takes the place of the first one, unless somebody references that:
-then it stays private to its row, which holds a reference to the first one too, so that what follows it is never kept
+Owns the directory and where each row stands in it; what is cached is the shelf's, slots and references the pool's.
+A block that is completed a second time takes the place of the first one, unless somebody references that: then it
+stays private to its row, which holds a reference to the first one too, so that what follows it is never kept
 without it.
 """
 
@@ -105,6 +106,21 @@ class Sharing:
         """All that is referenced besides tables, for the invariants."""
         return [double for at in (*self._at, *self._parked.values()) for double in at.doubles]
 
+    def lineage(self, ticket: int) -> list[Node]:
+        """The keyed blocks of a suspended sequence, from the start on."""
+        found: list[Node] = []
+        node = self._parked[ticket].tail
+        while node is not None and node.index >= 0:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    def drop_doubles(self, ticket: int) -> list[tuple[int, int]]:
+        """A suspended sequence needs its blocks in one place only; (group, slot) of what it referenced besides."""
+        at = self._parked[ticket]
+        doubles, at.doubles = at.doubles, []
+        return doubles
+
     def tail(self, row: int) -> Node | None:
         """The row's last keyed block."""
         return self._at[row].tail
@@ -168,12 +184,12 @@ class Sharing:
             if self.filled is not None:
                 self.filled(node, group)
 
-    def arrived(self, row: int, node: Node, group: int, slot: int) -> None:
-        """The state of `node`, which the row started from, has been copied into the row's `slot`."""
+    def arrived(self, row: int | None, node: Node, group: int, slot: int) -> None:
+        """The state of `node` has been copied into `slot`, of a row that starts from it or of one that has left."""
         kept = node.slots[group]
         if kept == NO_SLOT:
             self.shelf.place(node, group, slot)
-        elif self.directory.grows[group]:
+        elif row is not None and self.directory.grows[group]:
             self.shelf.take_up(group, np.array([kept], dtype=np.int32))
             self._at[row].doubles.append((group, kept))
 

@@ -109,7 +109,9 @@ class Shelf:
 
     def _saved_instead(self, block: Evictable) -> bool:
         """Whether a copy of it has been begun, so that another must go."""
-        return (block.group, block.slot) in self.unsaved and self.save is not None and self.save(block.group, block.slot)
+        return (
+            (block.group, block.slot) in self.unsaved and self.save is not None and self.save(block.group, block.slot)
+        )
 
     def _make_room_in_begun_slabs(self, counts: Sequence[int]) -> None:
         for group, per_slab in enumerate(self.pool.blocks_per_slab):
@@ -147,7 +149,7 @@ class Shelf:
             self._offer(parent, block.group)
 
     def remove(self, group: int, slot: int) -> None:
-        """A slot that nobody references is found no more; one that still drains is EMPTY once its plan has completed."""
+        """A slot that nobody references is found no more; one that drains is EMPTY once its plan has completed."""
         self.directory.displace(group, slot, self.tier)
         if self.pool.slots[group].state[slot] == SlotState.READY:
             self._forget_unsaved(group, slot)

@@ -81,7 +81,9 @@ class Snapshots:
         for group, slot in one.slots:
             if node.slots[group] == NO_SLOT:
                 self._cache.pool.slots[group].move(slot, SlotState.READY)
-                sharing.directory.place(node, group, int(slot[0]))
+                sharing.shelf.place(node, group, int(slot[0]))
+                if sharing.filled is not None:
+                    sharing.filled(node, group)
         before = self._latest.pop(one.row, None)
         if before is not None and before is not node:
             for group in self._groups:

@@ -20,16 +20,19 @@ from octavo.observe.histogram import BOUNDS, WAITS, Histogram
 from octavo.observe.names import BLOCKED_BY, NAMES
 from octavo.scheduling.events import (
     Admitted,
+    Arrived,
     CacheReset,
     EngineFailed,
     Event,
     Finished,
     Preempted,
     Refused,
+    Restarted,
     StepEnded,
     StepPlanned,
     StepTokens,
     Submitted,
+    Transferred,
 )
 
 BUSY_WINDOW_S = 30.0
@@ -72,6 +75,9 @@ class Fold:
             Refused: self._refused,
             Admitted: self._admitted,
             Preempted: self._preempted,
+            Restarted: self._restarted,
+            Transferred: self._transferred,
+            Arrived: self._arrived,
             StepPlanned: self._planned,
             StepTokens: self._tokens,
             StepEnded: self._ended,
@@ -131,11 +137,23 @@ class Fold:
 
     def _preempted(self, event: Preempted) -> None:
         self.counters["preemptions_total"][event.action] += 1
-        self._waiting.add(event.sequence_id)
-        live = self._live.get(event.sequence_id)
+        self._back_in_line(event.sequence_id)
+
+    def _back_in_line(self, sequence_id: int) -> None:
+        self._waiting.add(sequence_id)
+        live = self._live.get(sequence_id)
         if live is not None:
             live.last_s = float(self._last_s[live.row]) if live.row >= 0 else nan
             live.row = -1
+
+    def _restarted(self, event: Restarted) -> None:
+        self._back_in_line(event.sequence_id)
+
+    def _transferred(self, event: Transferred) -> None:
+        pass
+
+    def _arrived(self, event: Arrived) -> None:
+        pass
 
     def _planned(self, event: StepPlanned) -> None:
         self.counters["limiting_resource_steps_total"][event.resource] += 1

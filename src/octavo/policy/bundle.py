@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from octavo.policy.admission import AdmissionPolicy, MaxUtilization, admission_named
 from octavo.policy.allocation import Allocation, Paged, allocation_named
 from octavo.policy.batching import Batching, IterationBatching, batching_named
-from octavo.policy.preemption import LatestLowest, VictimPolicy
+from octavo.policy.preemption import LatestLowest, PreemptionAction, Recompute, VictimPolicy, preemption_named
 from octavo.policy.reuse import NoReuse, Reuse, reuse_named
 
 
@@ -17,6 +17,7 @@ class Policies:
     batching: Batching = field(default_factory=IterationBatching)
     admission: AdmissionPolicy = field(default_factory=MaxUtilization)
     victim: VictimPolicy = field(default_factory=LatestLowest)
+    preemption: PreemptionAction = field(default_factory=Recompute)
     reuse: Reuse = field(default_factory=NoReuse)
 
     @classmethod
@@ -27,6 +28,7 @@ class Policies:
         batching: str = "iteration",
         admission: str = "max_utilization",
         reuse: str = "none",
+        preemption: str = "recompute",
     ) -> Policies:
         """Raises `ConfigError` naming the seam and the known names."""
         return cls(
@@ -34,4 +36,5 @@ class Policies:
             batching=batching_named(batching),
             admission=admission_named(admission),
             reuse=reuse_named(reuse),
+            preemption=preemption_named(preemption),
         )

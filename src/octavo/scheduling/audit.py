@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.errors import InvariantViolation
 from octavo.memory.check import check, check_rows
+from octavo.memory.check_tiers import check_tiers
 from octavo.scheduling.plan import StepPlan
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def empty_seats_hold_nothing(scheduler: Scheduler) -> None:
 
 def idle_engine_has_nothing_waiting(scheduler: Scheduler) -> None:
     """Nothing runs and nothing is in flight: then nothing may be waiting after a step that seated nobody."""
-    idle = not len(scheduler.running) and not scheduler.in_flight
+    copying = scheduler.tiering is not None and scheduler.tiering.pending
+    idle = not len(scheduler.running) and not scheduler.in_flight and not copying
     _require("progress", not (idle and len(scheduler.waiting)), f"{len(scheduler.waiting)} wait and nothing runs")
 
 
@@ -99,6 +101,8 @@ class Audit:
 
 def check_all(scheduler: Scheduler) -> None:
     check(scheduler.cache)
+    if scheduler.tiering is not None:
+        check_tiers(scheduler.tiering)
     for invariant in INVARIANTS.values():
         invariant(scheduler)
 

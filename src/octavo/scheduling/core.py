@@ -16,19 +16,33 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.memory.transfers import Mover
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.events import EngineFailed, Event, FinishReason, StepEnded
+from octavo.scheduling.moving import settle_transfers
 from octavo.scheduling.plan import Executor, StepPlan
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
 
 
 class EngineCore:
-    def __init__(self, scheduler: Scheduler, executor: Executor, *, depth: int = 0, audit: Audit | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        depth: int = 0,
+        audit: Audit | None = None,
+        mover: Mover | None = None,
+    ) -> None:
         if depth not in (0, 1):
             raise ConfigError("pipeline_depth", depth, "use 0 (plan, run, learn) or 1 (plan ahead by one step)")
+        if (mover is None) != (scheduler.tiering is None):
+            raise ConfigError("mover", mover, "belongs to a scheduler with tiers below the device, and only to one")
         self.scheduler = scheduler
         self.executor = executor
+        self.mover = mover
+        """Copies between tiers, beside the steps."""
         self.depth = scheduler.plans_ahead = depth
         self.timer: Callable[[], float] | None = None
         self.guard: AbstractContextManager[Any] = nullcontext()
@@ -53,14 +67,16 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Whether a step may bring something: copies whose deadline has passed are not waited for."""
+        tiering = self.scheduler.tiering
+        return self.scheduler.has_work or (tiering is not None and tiering.awaited)
 
     def step(self, now: float) -> list[Event]:
         """Plan a step, run it, learn of the oldest one due. Returns what happened since the last call."""
         timer = self.timer or _no_time
         begun = timer()
         with self.guard:
-            plan = self.scheduler.schedule(now)
+            plan = self._plan(now)
         if plan is not None:
             scheduled = timer()
             self.executor.submit(plan)
@@ -68,12 +84,31 @@ class EngineCore:
         ended = None
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             ended = self._learn(timer)
+        elif plan is None and self.mover is not None and self.has_work:
+            self.mover.wait()
         if self._audit is not None:
             self._audit.after_step(self.scheduler, plan)
         events = self.scheduler.drain_events()
         if ended is not None:
             events.append(ended)
         return events
+
+    def _plan(self, now: float) -> StepPlan | None:
+        """Learn what became of copies, plan, and give orders for others."""
+        scheduler, mover = self.scheduler, self.mover
+        if mover is None or scheduler.tiering is None:
+            return scheduler.schedule(now)
+        notices = mover.poll(now)
+        if notices:
+            settle_transfers(scheduler, notices, now)
+        plan = scheduler.schedule(now)
+        for group, slots in scheduler.tiering.take_erased():
+            mover.forget(group, slots)
+        for order in scheduler.tiering.take_orders():
+            mover.submit(order)
+        for number in scheduler.tiering.take_cancels():
+            mover.cancel(number)
+        return plan
 
     def fail(self, error: str, now: float) -> list[Event]:
         """The executor is gone: end every sequence with `error`. Never raises; no step may follow."""
@@ -89,12 +124,16 @@ class EngineCore:
         collected = timer()
         with self.guard:
             self.scheduler.commit(plan, result, result.finished_s)
-            evicted = self.scheduler.evictions_untold()
+            evicted, below = self.scheduler.evictions_untold(), self.scheduler.evictions_below_untold()
         if self.timer is None:
-            return StepEnded(result.finished_s, plan.number, plan.planned_s, evicted_blocks=evicted)
+            return StepEnded(
+                result.finished_s, plan.number, plan.planned_s, evicted_blocks=evicted, evicted_below=below
+            )
         execute_s += collected - waited
         commit_s = timer() - collected
-        return StepEnded(result.finished_s, plan.number, plan.planned_s, schedule_s, execute_s, commit_s, evicted)
+        return StepEnded(
+            result.finished_s, plan.number, plan.planned_s, schedule_s, execute_s, commit_s, evicted, below
+        )
 
 
 def _no_time() -> float:

@@ -22,7 +22,8 @@ class Draft:
     """Tokens of the step not yet given away."""
     new_blocks: list[NewBlocks] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
-    copies: list[BlockCopies] = field(default_factory=list)
+    copies: list[tuple[int, BlockCopies]] = field(default_factory=list)
+    """By row."""
     entered_rows: list[int] = field(default_factory=list)
     entered_counts: list[int] = field(default_factory=list)
     preempted: int = 0
@@ -30,9 +31,17 @@ class Draft:
     """Sequences that get nothing in this step because blocks are still draining."""
     bound_by: Resource | None = None
 
+    def take_over(self, left: Draft) -> None:
+        """What an earlier draft, of which no plan was made, still has to tell the executor."""
+        self.new_blocks = left.new_blocks + self.new_blocks
+        self.admissions = left.admissions + self.admissions
+        self.copies = left.copies + self.copies
+
     def withdraw(self, row: int) -> None:
         """The row has left: nothing of it may reach the plan."""
         self.given[self.rows == row] = 0
+        self.admissions = [admission for admission in self.admissions if admission.row != row]
+        self.copies = [copy for copy in self.copies if copy[0] != row]
         kept = []
         for blocks in self.new_blocks:
             keep = blocks.rows != row

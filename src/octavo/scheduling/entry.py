@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.errors import InvariantViolation, PolicyError
-from octavo.memory.adoption import adopt, shared_blocks
 from octavo.memory.cache import KVCache
-from octavo.memory.prefix import NO_MATCH, Match
-from octavo.memory.values import NOTHING_NEW, Adoption, Reservation, Shortfall
+from octavo.memory.values import Shortfall
 from octavo.policy.admission import AdmissionView
 from octavo.scheduling.draft import Draft
 from octavo.scheduling.events import Resource
+from octavo.scheduling.keeping import cut as cut_of
 from octavo.scheduling.limits import extent_of
+from octavo.scheduling.moving import lose_latest_suspension, lose_suspension
 from octavo.scheduling.refusal import awaits, remembered, still_refused
 from octavo.scheduling.sequence import Sequence
+from octavo.scheduling.starting import Start, kept, on_the_device, start_of, take
 
 if TYPE_CHECKING:
     from octavo.scheduling.scheduler import Scheduler
@@ -55,11 +56,11 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
                 continue
         else:
             sequence.refusal = None
-            match = _match(scheduler, draft, sequence)
-            if match is None:
+            start = start_of(scheduler, draft, sequence)
+            if start is None:
                 continue
             promised = promised or _promised(scheduler)
-            seated = _try_to_seat(scheduler, draft, sequence, match, promised)
+            seated = _try_to_seat(scheduler, draft, sequence, start, promised)
         if seated is None:
             draft.bound_by = "kv_blocks"
             first_blocked = first_blocked or sequence
@@ -94,89 +95,90 @@ class _Promised:
 
 
 def _try_to_seat(
-    scheduler: Scheduler, draft: Draft, sequence: Sequence, match: Match, promised: _Promised
+    scheduler: Scheduler, draft: Draft, sequence: Sequence, start: Start, promised: _Promised
 ) -> _Promised | None:
     """Seat it and say what it still has to reserve, or None."""
     cache, limits = scheduler.cache, scheduler.limits
-    allocation = scheduler.policies.allocation
-    known = sequence.known_tokens
     # Plans made ahead: what the last one reads is kept while the next one's positions are reserved.
     plans = scheduler.plans_ahead + 1
     span = cache.largest_step(sequence.limit - 1, limits.max_num_batched_tokens * plans)
     step = max(1, span // plans)
-    cut = scheduler.cut(sequence)
-    chunk = min(known - match.tokens, step, draft.budget)
-    if cut > match.tokens:
-        chunk = min(chunk, cut - match.tokens)
-    extent = extent_of(sequence.request, sequence.limit, match.tokens + chunk, limits.max_model_len)
-    reserve = allocation.reserve_tokens(extent)
-    if reserve < extent.upto:
-        raise PolicyError(f"allocation {allocation.name!r} gave room for {reserve} of {extent.upto} positions")
-    shared = shared_blocks(cache, match)
-    needs = _needs(cache, (max(known, reserve), max(sequence.limit - 1, reserve)), step * plans, shared)
+    cut = cut_of(scheduler, sequence)
+    chunk = min(sequence.known_tokens - start.tokens, step, draft.budget)
+    if cut > start.tokens:
+        chunk = min(chunk, cut - start.tokens)
+    reserve = _extent(scheduler, sequence, start.tokens + chunk)
+    lengths = (max(sequence.known_tokens, reserve), max(sequence.limit - 1, reserve))
+    needs = _needs(cache, lengths, step * plans, start.shared)
     # Where there is no room to plan ahead, it goes on one plan at a time, and alone.
     singly = span < plans
     least = needs
     if singly and not len(scheduler.running):
-        least = _needs(cache, (max(known, reserve), max(sequence.limit - 1, reserve)), span, shared)
+        least = _needs(cache, lengths, span, start.shared)
     view = _view(scheduler, promised, least, resuming=sequence.preemptions > 0)
     if not scheduler.policies.admission.admits(view):
-        if not view.running and not scheduler.in_flight:
-            if view.free < view.total and not cache.suspensions:
-                raise InvariantViolation("end-releases", f"nothing runs and {view.free} of {view.total} slabs are free")
-            raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
-        sequence.refusal = remembered(scheduler, sequence, match)
+        if _must_have_room(scheduler, sequence, view):
+            return _try_to_seat(scheduler, draft, sequence, start, promised)
+        sequence.refusal = remembered(scheduler, sequence, start.match)
         return None
-    row = scheduler.running.seat(sequence, step, match.tokens, cut)
+    row = scheduler.running.seat(sequence, step, start.tokens, cut)
     scheduler.running.singly[row] = singly
-    got = _blocks(scheduler, draft, sequence, match, reserve)
-    if isinstance(got, Shortfall):
+    got = take(scheduler, draft, sequence, start, reserve)
+    if got is None or isinstance(got, Shortfall):
         scheduler.running.unseat([row])
         scheduler.back_to_line(sequence)
-        if match.tokens and not len(scheduler.running) and not scheduler.in_flight:
-            # What it would be copied from takes the very room for the copy: it computes all by itself.
-            return _try_to_seat(scheduler, draft, sequence, match.left_alone(), promised)
-        return None
+        less = _less(scheduler, sequence, start, got)
+        return None if less is None else _try_to_seat(scheduler, draft, sequence, less, promised)
     draft.new_blocks.extend(got.new_blocks)
+    if start.waits:
+        chunk = 0
     draft.entered_rows.append(row)
     draft.entered_counts.append(chunk)
     draft.budget -= chunk
-    scheduler.welcome(sequence, draft, match)
-    own = [int(table.held[row]) - n for table, n in zip(cache.tables, shared, strict=True)]
+    scheduler.welcome(sequence, draft, start)
+    own = [int(table.held[row]) - n for table, n in zip(cache.tables, start.shared, strict=True)]
     return _Promised(_beyond(needs.known, own), _beyond(needs.most, own))
+
+
+def _extent(scheduler: Scheduler, sequence: Sequence, upto: int) -> int:
+    """Positions that it gets room for."""
+    allocation = scheduler.policies.allocation
+    extent = extent_of(sequence.request, sequence.limit, upto, scheduler.limits.max_model_len)
+    reserve = allocation.reserve_tokens(extent)
+    if reserve < extent.upto:
+        raise PolicyError(f"allocation {allocation.name!r} gave room for {reserve} of {extent.upto} positions")
+    return reserve
+
+
+def _must_have_room(scheduler: Scheduler, sequence: Sequence, view: AdmissionView) -> bool:
+    """It was refused. Whether room has just been made for it, since nothing else is going to make any."""
+    tiering = scheduler.tiering
+    if view.running or scheduler.in_flight or (tiering is not None and tiering.pending):
+        return False
+    if lose_latest_suspension(scheduler, sequence):
+        return True
+    if view.free < view.total and not scheduler.cache.suspensions:
+        raise InvariantViolation("end-releases", f"nothing runs and {view.free} of {view.total} slabs are free")
+    raise PolicyError(f"admission {scheduler.policies.admission.name!r} refuses although nothing runs: {view}")
+
+
+def _less(scheduler: Scheduler, sequence: Sequence, start: Start, got: Shortfall | None) -> Start | None:
+    """It was seated and did not find room. What it may start from instead, at once."""
+    if got is None:
+        return on_the_device(scheduler, sequence)
+    tiering = scheduler.tiering
+    if not start.tokens or len(scheduler.running) or scheduler.in_flight or (tiering is not None and tiering.pending):
+        return None
+    if start.ticket is not None:
+        lose_suspension(scheduler, sequence)
+    # What it would be copied from takes the very room for the copy: it computes all by itself.
+    return kept(scheduler, start.match.left_alone())
 
 
 def _needs(cache: KVCache, tokens: tuple[int, int], step: int, shared: list[int]) -> _Promised:
     """Blocks to reach each of two lengths, beyond those that are shared."""
     known, most = (_beyond(cache.blocks_charged(n, step), shared) for n in tokens)
     return _Promised(known, most)
-
-
-def _blocks(
-    scheduler: Scheduler, draft: Draft, sequence: Sequence, match: Match, reserve: int
-) -> Reservation | Adoption | Shortfall:
-    """Blocks of the row just seated, with room for `reserve` positions."""
-    cache = scheduler.cache
-    if sequence.chain is None:
-        return cache.reserve(sequence.row, reserve) if reserve else NOTHING_NEW
-    got = adopt(cache, sequence.row, match, sequence.chain, reserve, scheduler.next_plan)
-    if isinstance(got, Adoption):
-        draft.copies.extend(got.copies)
-    return got
-
-
-def _match(scheduler: Scheduler, draft: Draft, sequence: Sequence) -> Match | None:
-    """What it can start from; None when it had better wait for the block that a running sequence is computing."""
-    sharing, chain = scheduler.cache.sharing, sequence.chain
-    if sharing is None or chain is None or draft.budget <= 0:
-        return NO_MATCH
-    tokens = sequence.tokens()
-    chain.extend(tokens)
-    match = sharing.match(chain, tokens, len(tokens) - 1)
-    # A whole batch enters together or not at all: nobody in it can wait for another.
-    if not scheduler.policies.batching.whole_batches and sharing.awaited(match, chain):
-        return None
-    return match
 
 
 def _view(scheduler: Scheduler, promised: _Promised, needs: _Promised, *, resuming: bool) -> AdmissionView:

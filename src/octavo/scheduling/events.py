@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.memory.transfers import Route, Status
 from octavo.memory.values import Int32, Int64
 from octavo.scheduling.plan import TokenLogprobs
 
@@ -79,16 +80,56 @@ class Admitted:
     """Of those, positions whose state was found, and left alone because there was no room to copy from it."""
     recomputed_tokens: int = 0
     """Of a resumed one: positions that it gave up and now has to compute again."""
+    cached_by_tier: tuple[tuple[str, int], ...] = ()
+    """`cached_tokens` by the lowest tier that any of their state comes from."""
+    restored_tokens: int = 0
+    """Of a resumed one: positions whose state was suspended, and is its own again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
     now: float
     sequence_id: int
-    action: Literal["recompute"]
+    action: Literal["recompute", "offload"]
     computed_tokens: int
     """Positions whose state is given up; what is not found again when it resumes will be computed again."""
     blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """Copies between two tiers have ended."""
+
+    now: float
+    route: Route
+    group: int
+    blocks: int
+    """Those that arrived whole."""
+    bytes: int
+    seconds: float
+    """From the start of the copy."""
+    status: Status
+    reasons: tuple[str, ...] = ()
+    """Why others did not, one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """All that a sequence waited for is on the device: it computes from the next step on."""
+
+    now: float
+    sequence_id: int
+    waited_s: float
+    """Since it was seated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """State that a sequence waited for did not come: it goes back to the queue, and starts without it."""
+
+    now: float
+    sequence_id: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +178,9 @@ class StepEnded:
     execute_s: float | None = None
     commit_s: float | None = None
     evicted_blocks: int = 0
-    """Kept blocks given up since the last such event."""
+    """Kept blocks given up on the device since the last such event."""
+    evicted_below: tuple[int, int] = (0, 0)
+    """The same of the host and the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +212,6 @@ class EngineFailed:
 
 
 Event = (
-    Submitted | Refused | Admitted | Preempted | StepPlanned | StepTokens | StepEnded | Finished | CacheReset
-    | EngineFailed
+    Submitted | Refused | Admitted | Preempted | Transferred | Arrived | Restarted | StepPlanned | StepTokens
+    | StepEnded | Finished | CacheReset | EngineFailed
 )  # fmt: skip

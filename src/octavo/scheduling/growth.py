@@ -1,8 +1,8 @@
 """Room for the running: reserve blocks for this step's chunks, and decide who gives way when short.
 
 Fast path: everything fits and one call does it. Otherwise one sequence at a time, the oldest
-first: shrink its chunk to what fits, else wait for what drains, else preempt. The oldest running
-sequence is never a victim, so somebody always finishes.
+first: shrink its chunk to what fits, else wait for what drains or is being copied away, else
+preempt. The oldest running sequence is never a victim, so somebody always finishes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from octavo.errors import InvariantViolation, PolicyError
 from octavo.memory.values import Shortfall
 from octavo.policy.preemption import Candidate
 from octavo.scheduling.draft import Draft
+from octavo.scheduling.moving import preempt
 
 if TYPE_CHECKING:
     from octavo.scheduling.scheduler import Scheduler
@@ -58,10 +59,15 @@ def _grow_one(scheduler: Scheduler, draft: Draft, row: int, place: int) -> bool:
     computed = int(scheduler.running.computed[row])
     upto = computed + int(draft.given[place])
     fits = cache.largest_reservable(row, upto)
-    if fits <= computed:
-        return False
+    short = fits <= computed
+    if short:
+        if not any(cache.pool.unsaved):
+            return False
+        fits = computed + 1  # asking begins the copies that room waits for
     got = cache.reserve(row, fits)
     if isinstance(got, Shortfall):
+        if short:
+            return False
         raise InvariantViolation("reserve-all-or-nothing", f"row {row}: {fits} positions fit, then did not")
     draft.new_blocks.extend(got.new_blocks)
     draft.given[place] = fits - computed
@@ -71,20 +77,21 @@ def _grow_one(scheduler: Scheduler, draft: Draft, row: int, place: int) -> bool:
 def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
     """Preempt somebody. False when the step must wait instead: for draining blocks, or a plan in flight."""
     running = scheduler.running
-    if any(scheduler.cache.pool.draining) or scheduler.cache.pins or _will_slide(scheduler):
+    tiering = scheduler.tiering
+    copying = tiering is not None and tiering.frees_soon
+    if any(scheduler.cache.pool.draining) or scheduler.cache.pins or copying or _will_slide(scheduler):
         # What is on its way back may be enough; nobody is paused before that is known.
         return False
     rows = [row for row in running.live_rows().tolist() if row != oldest and running.wanted(np.array([row]))[0]]
     if not rows:
         if scheduler.release_ended_seats():
             return True
-        if scheduler.in_flight:
+        if scheduler.in_flight or (tiering is not None and len(tiering.loading)):
             return False
         if max(scheduler.cache.pool.blocks_per_slab) > 1 or scheduler.cache.sharing is not None:
             # Alone, and yet short: its blocks lie scattered over slabs that it fills in part, or it holds
             # doubles of blocks that others have left. Starting over packs them, and shares those.
-            scheduler.preempt(oldest, draft)
-            return True
+            return preempt(scheduler, oldest, draft)
         raise InvariantViolation("progress", "the oldest running sequence cannot grow and nobody can give way")
     candidates = [
         Candidate(
@@ -99,8 +106,7 @@ def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
     choice = scheduler.policies.victim.victim(candidates)
     if not 0 <= choice < len(candidates):
         raise PolicyError(f"victim policy {scheduler.policies.victim.name!r} chose {choice} of {len(candidates)}")
-    scheduler.preempt(rows[choice], draft)
-    return True
+    return preempt(scheduler, rows[choice], draft)
 
 
 def _will_slide(scheduler: Scheduler) -> bool:

@@ -21,6 +21,7 @@ from octavo.errors import InvariantViolation
 from octavo.memory.values import Int32, Int64, Shortfall
 from octavo.policy.admission import STEADY
 from octavo.scheduling.events import Resource, StepEnded, StepPlanned, StepTokens
+from octavo.scheduling.keeping import key_filled
 
 if TYPE_CHECKING:
     from octavo.memory.pool import BlockPool
@@ -58,7 +59,7 @@ def quiet_steps(scheduler: Scheduler, refused_for: Resource | None = None) -> in
     """
     running = scheduler.running
     rows = running.live_rows()
-    if not len(rows) or scheduler.in_flight or scheduler.cache.gives_up:
+    if not len(rows) or scheduler.in_flight or scheduler.cache.gives_up or scheduler.tiering is not None:
         return 0
     if scheduler.cache.sharing is not None and not _plain(scheduler.cache.pool):
         return 0
@@ -187,7 +188,7 @@ def _key_in_order(scheduler: Scheduler, sharing: Sharing, rows: Int32, free_slab
     ends = scheduler.running.computed[rows]
     for step, places in _by_step(_until_full(ends - steps, size), size, steps):
         before = pool.available_slabs
-        scheduler.key_filled(sharing, rows[places], ends[places] - steps + step + 1)
+        key_filled(scheduler, sharing, rows[places], ends[places] - steps + step + 1)
         free_slabs[step + 1 :] += pool.available_slabs - before
 
 

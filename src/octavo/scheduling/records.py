@@ -6,7 +6,6 @@ Owns no state. The names are those of `RequestRecord`; times are differences of 
 from __future__ import annotations
 
 from octavo.memory.cache import KVCache
-from octavo.memory.values import DEVICE
 from octavo.scheduling.events import RequestRecord
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.sequence import Sequence
@@ -27,7 +26,7 @@ def record_of(sequence: Sequence, now: float, outputs: int, limits: Limits, cach
         request_id=sequence.request.request_id,
         choice=sequence.request.choice,
         input_tokens=sequence.request.prompt_tokens,
-        cached_tokens={DEVICE: sequence.cached_tokens} if sequence.cached_tokens else {},
+        cached_tokens={tier: n for tier, n in (sequence.cached_tokens or {}).items() if n},
         output_tokens=outputs,
         allocated_blocks=dict(zip(names, sequence.peak_blocks or [0] * len(names), strict=True)),
         attention_mode=limits.attention_mode,

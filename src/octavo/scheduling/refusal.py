@@ -40,6 +40,8 @@ def remembered(scheduler: Scheduler, sequence: Sequence, match: Match) -> Refusa
     cache, policies = scheduler.cache, scheduler.policies
     if type(policies.admission) not in STEADY or policies.batching.whole_batches or not len(scheduler.running):
         return None
+    if scheduler.tiering is not None:  # what lies below changes without a block being given back
+        return None
     if cache.gives_up:  # what is promised falls as prompts are computed
         return None
     sharing, chain = cache.sharing, sequence.chain

@@ -40,6 +40,8 @@ class RunningSet:
         """Whether each row waits for its plan in flight before the next: there is no room for what both read."""
         self.cut = np.zeros(rows, dtype=np.int64)
         """A position of each row where a chunk ends, so that state can be copied as it stands there; 0: nowhere."""
+        self.loading = np.zeros(rows, dtype=bool)
+        """Whether each row waits for state on its way to the device, and computes nothing until then."""
         self.last_token = np.zeros(rows, dtype=np.int32)
         self.done = np.zeros(rows, dtype=bool)
         """Ended, but still in its seat because its batch has not (batching by request)."""
@@ -69,7 +71,7 @@ class RunningSet:
         """Positions that each row could compute now."""
         known = self.known[rows] + self.pending[rows]
         wanted = known - self.computed[rows]
-        wanted[(known >= self.limit[rows]) | self.done[rows]] = 0
+        wanted[(known >= self.limit[rows]) | self.done[rows] | self.loading[rows]] = 0
         most: Int64 = np.minimum(wanted, self.step[rows])
         to_cut = self.cut[rows] - self.computed[rows]
         if (to_cut > 0).any():
@@ -91,6 +93,7 @@ class RunningSet:
         self.step[row] = step
         self.singly[row] = False
         self.cut[row] = cut
+        self.loading[row] = False
         self.last_token[row] = feed[-1]
         self.done[row] = False
         self.feed[row] = feed

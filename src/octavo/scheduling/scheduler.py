@@ -6,9 +6,11 @@
 
 A sequence has tokens it has and tokens it has computed; each step lets some catch up within the
 token budget (see `RunningSet`). Owns the queue and the running set; room is `growth`, admission
-is `entry`, requests are checked in `limits`. Knows no clock: `now` is an argument.
+is `entry`, who gives way and what becomes of state that moves is `moving`, what is kept for reuse
+is `keeping`, requests are checked in `limits`. Knows no clock: `now` is an argument.
 
-Progress: after every step, if nothing runs and something waits, then somebody enters on the next.
+Progress: after every step, if nothing runs and something waits, then somebody enters on the next,
+or a copy with a deadline is under way.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ import numpy as np
 from octavo.errors import CapacityError, PolicyError, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import Chain
-from octavo.memory.prefix import Match
-from octavo.memory.sharing import Sharing
 from octavo.memory.snapshots import Snapshots
-from octavo.memory.values import BlockCopies, Int32, Int64
+from octavo.memory.tiering import Tiering
+from octavo.memory.values import Int32, Int64
 from octavo.policy.bundle import Policies
 from octavo.scheduling.draft import Draft
 from octavo.scheduling.entry import enter
@@ -33,7 +34,6 @@ from octavo.scheduling.events import (
     Event,
     Finished,
     FinishReason,
-    Preempted,
     RefusalReason,
     Refused,
     StepPlanned,
@@ -41,18 +41,25 @@ from octavo.scheduling.events import (
     Submitted,
 )
 from octavo.scheduling.growth import grow
+from octavo.scheduling.keeping import copies_after, key_filled
 from octavo.scheduling.limits import Limits, checked_limit
+from octavo.scheduling.moving import lose_suspension
 from octavo.scheduling.plan import Admission, StepPlan, StepResult
 from octavo.scheduling.records import note_peak, record_of
 from octavo.scheduling.request import Request
 from octavo.scheduling.running import RunningSet
 from octavo.scheduling.sequence import Sequence, SequenceState
+from octavo.scheduling.starting import Start
 from octavo.scheduling.waiting import WaitingQueue
 
 
 class Scheduler:
-    def __init__(self, cache: KVCache, limits: Limits, policies: Policies | None = None) -> None:
+    def __init__(
+        self, cache: KVCache, limits: Limits, policies: Policies | None = None, tiering: Tiering | None = None
+    ) -> None:
         self.cache = cache
+        self.tiering = tiering
+        """None: there is no tier below the device."""
         self.limits = limits
         self.policies = policies or Policies()
         self.running = RunningSet(cache.rows)
@@ -69,6 +76,9 @@ class Scheduler:
         self._next_plan = 0
         self._events: list[Event] = []
         self._evictions_told = 0
+        self._evictions_below_told = (0, 0)
+        self._left_over: Draft | None = None
+        """What sequences were given in steps that computed nothing: the next plan tells of it."""
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -121,6 +131,8 @@ class Scheduler:
         if self.cache.sharing is None:
             return [0] * len(self.cache.tables)
         freed = self.cache.sharing.forget_all()
+        if self.tiering is not None:
+            self.tiering.forget_all()
         self.snapshots.forget_all()
         self._events.append(CacheReset(now, self.evictions_untold()))
         return freed
@@ -132,16 +144,31 @@ class Scheduler:
         before, self._evictions_told = self._evictions_told, self.cache.sharing.shelf.evicted_blocks
         return self._evictions_told - before
 
+    def evictions_below_untold(self) -> tuple[int, int]:
+        """The same of the host and of the disk."""
+        if self.tiering is None:
+            return 0, 0
+        before, self._evictions_below_told = self._evictions_below_told, self.tiering.evicted_blocks
+        host, disk = (now - then for now, then in zip(self._evictions_below_told, before, strict=True))
+        return host, disk
+
     # -- decide -------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None when there is nothing to compute now."""
+        if self.tiering is not None:
+            self.tiering.prepare()
         draft = self._draft(now)
         grow(self, draft)
         if len(self.waiting):
             enter(self, draft)
         rows, counts = draft.chunks()
+        if self._left_over is not None:
+            draft.take_over(self._left_over)
+            self._left_over = None
         if not len(rows):
+            if draft.admissions or draft.new_blocks:
+                self._left_over = draft
             return None
         plan = self._plan(draft, rows, counts)
         self._note(plan, draft)
@@ -186,26 +213,9 @@ class Scheduler:
             token_ids=token_ids,
             admissions=tuple(draft.admissions),
             new_blocks=draft.merged_blocks(),
-            copies_before=tuple(draft.copies),
-            copies_after=self._copies_after(number, rows, after) if self.snapshots.needed else (),
+            copies_before=tuple(copy for _, copy in draft.copies),
+            copies_after=copies_after(self, number, rows, after) if self.snapshots.needed else (),
         )
-
-    def _copies_after(self, number: int, rows: Int32, ends: Int64) -> tuple[BlockCopies, ...]:
-        """Constant state to be kept as it stands when the plan has been computed."""
-        assert self.cache.sharing is not None
-        size = self.cache.sharing.directory.space.block_tokens
-        copies: list[BlockCopies] = []
-        for index in np.flatnonzero(ends % size == 0).tolist():
-            row, end = int(rows[index]), int(ends[index])
-            if self.policies.reuse.snapshot(end, int(self.running.prompt[row]), size):
-                copies.extend(self.snapshots.take(number, row, end // size))
-        return tuple(copies)
-
-    def cut(self, sequence: Sequence) -> int:
-        """Where a chunk of its prompt ends so that its constant state can be copied; 0: nowhere in particular."""
-        if not self.snapshots.needed or self.cache.sharing is None:
-            return 0
-        return self.policies.reuse.cut(sequence.request.prompt_tokens, self.cache.sharing.directory.space.block_tokens)
 
     def _note(self, plan: StepPlan, draft: Draft) -> None:
         decodes = int(np.count_nonzero((plan.counts == 1) & (plan.starts >= self.running.prompt[plan.rows])))
@@ -230,11 +240,16 @@ class Scheduler:
         """The number of the plan that is being made."""
         return self._next_plan
 
-    def welcome(self, sequence: Sequence, draft: Draft, match: Match) -> None:
-        """A sequence has been seated and has its blocks; it starts from what was matched."""
+    def welcome(self, sequence: Sequence, draft: Draft, start: Start) -> None:
+        """A sequence has been seated and has its blocks."""
         self.waiting.remove(sequence)
+        match, by_tier = start.match, start.by_tier
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(match.tokens, sequence.request.prompt_tokens)
+            sequence.cached_tokens = by_tier
+        sequence.restored_tokens = match.tokens if start.ticket is not None else 0
+        if self.tiering is not None and sequence.row in self.tiering.loading:
+            self.running.loading[sequence.row] = True
+            sequence.waits_since_s = draft.now
         resumed = sequence.preemptions > 0
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = draft.now
@@ -249,8 +264,8 @@ class Scheduler:
         sequence.recomputed_tokens += again
         self._events.append(
             Admitted(
-                draft.now, sequence.sequence_id, sequence.row, resumed, match.tokens,
-                match.asked, match.known, match.unused, again,
+                draft.now, sequence.sequence_id, sequence.row, resumed, match.tokens - sequence.restored_tokens,
+                match.asked, match.known, match.unused, again, tuple(by_tier.items()), sequence.restored_tokens,
             )
         )  # fmt: skip
 
@@ -258,18 +273,12 @@ class Scheduler:
         """It was seated and found no room: it keeps its place in the queue."""
         sequence.state = SequenceState.WAITING
 
-    def preempt(self, row: int, draft: Draft) -> None:
-        """The row's sequence gives up its state and returns to the queue; what is in flight for it is forgotten."""
-        sequence = self.running.sequence(row)
-        computed = int(self.cache.committed[row])
-        blocks = self._leave([row])
-        draft.withdraw(row)
-        draft.preempted += 1
-        sequence.preemptions += 1
-        sequence.given_up_tokens = computed
-        sequence.paused_at_s = draft.now
-        self.waiting.push(sequence, returned=True)
-        self._events.append(Preempted(draft.now, sequence.sequence_id, "recompute", computed, blocks))
+    def say(self, event: Event) -> None:
+        self._events.append(event)
+
+    def leave(self, row: int) -> int:
+        """Empty the seat and release its blocks; returns how many."""
+        return self._leave([row])
 
     def take_numbers(self, steps: int) -> int:
         """Numbers for plans that `leap` takes at once; returns the first."""
@@ -289,6 +298,8 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Learn what a plan came to. Sequences that left meanwhile are not in their rows: theirs is dropped."""
         self.in_flight -= 1
+        if self.tiering is not None:
+            self.tiering.rates.learn_step(plan.tokens, result.finished_s - plan.planned_s)
         alive = (self.running.sequence_id[plan.rows] == plan.sequence_ids) & ~self.running.done[plan.rows]
         for index, reason in result.failures:
             if alive[index]:
@@ -301,22 +312,11 @@ class Scheduler:
             ends = ends[alive]
         self.cache.commit(rows, ends)
         if self.cache.sharing is not None:
-            self.key_filled(self.cache.sharing, rows, ends)
+            key_filled(self, self.cache.sharing, rows, ends)
             self.snapshots.learn(plan.number, rows.tolist(), (ends >= self.running.prompt[rows]).tolist())
         self.cache.settle(plan.number)
         got = alive & plan.samples
         self._learn_tokens(plan, result, now, slice(None) if got.all() else np.flatnonzero(got))
-
-    def key_filled(self, sharing: Sharing, rows: Int32, ends: Int64) -> None:
-        """Blocks that these rows have filled become findable."""
-        size = sharing.directory.space.block_tokens
-        for index in np.flatnonzero(ends // size > sharing.completed[rows]).tolist():
-            row, full = int(rows[index]), int(ends[index]) // size
-            chain, first = self.running.sequence(row).chain, int(sharing.completed[row])
-            assert chain is not None
-            tokens = self.running.tokens_between(row, first * size, full * size)
-            chain.extend(tokens, first)
-            sharing.key(row, self.cache.tables, chain.keys[first:full], tokens)
 
     def _learn_tokens(self, plan: StepPlan, result: StepResult, now: float, got: slice | Int64) -> None:
         rows, tokens = plan.rows[got], result.tokens[got]
@@ -372,6 +372,10 @@ class Scheduler:
         for row in rows:
             held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
             note_peak(self.running.sequence(row), held)
+            if self.tiering is not None:
+                self.tiering.loading.abandon(row)
+            if self._left_over is not None:
+                self._left_over.withdraw(row)
             blocks += self.cache.release(row)
             self.snapshots.forget(row)
         self.running.unseat(rows)
@@ -385,6 +389,8 @@ class Scheduler:
             self._finish([sequence.row], reason, now, error=error)
         else:
             self.waiting.remove(sequence)
+            if sequence.suspended is not None:
+                lose_suspension(self, sequence)
             del self._sequences[sequence_id]
             self._report_end(sequence, reason, now, outputs=len(sequence.outputs), error=error)
         return True

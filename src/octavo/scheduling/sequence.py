@@ -50,8 +50,14 @@ class Sequence:
     """Positions it had computed when it last gave way; 0 once it has resumed."""
     chain: Chain | None = None
     """Keys of its full blocks, where blocks are reused."""
-    cached_tokens: int | None = None
-    """Prompt tokens that its first admission found kept."""
+    suspended: int | None = None
+    """Ticket of its state, while that is kept as it was for it to resume."""
+    restored_tokens: int = 0
+    """Of suspended state that is on its way back to the device."""
+    waits_since_s: float = 0.0
+    """When it was last seated to wait for copies."""
+    cached_tokens: dict[str, int] | None = None
+    """Prompt tokens that its first admission found kept, by tier."""
     peak_blocks: list[int] = field(default_factory=list)
 
     @property

@@ -1,0 +1,221 @@
+"""Copies downwards: cached blocks to the host before their room is taken, and on to the disk.
+
+    device: cached, unsaved --save--> referenced by the copy --ended--> cached, saved: may go at once
+    host:   cached, unsaved --store-> referenced by the copy --ended--> cached, on disk too
+
+`reserve` never waits for a copy of its own making without saying so: what is being copied is a shortfall that
+drains. The host never waits for the disk: where it is full, its oldest block goes as it is. Owns copies that are queued
+or under way; when they are worth it is the placement policy's choice.
+
+Invariant: no device slot is free before its copy has ended; a copy is findable only once it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from octavo.memory.cache import KVCache
+from octavo.memory.errands import Errands
+from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
+from octavo.memory.sharing import Sharing
+from octavo.memory.tiers import DISK_TIER, HOST_TIER, DiskTier, HostTier
+from octavo.memory.transfers import Ended
+from octavo.memory.values import Shortfall
+from octavo.policy.placement import Bargain, Placement
+
+_AHEAD = 16
+"""One part in so many of a tier is kept ready to go, so that few have to wait for a copy."""
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    group: int
+    node: Node
+    source: int
+    target: int
+
+
+class Saving:
+    def __init__(
+        self,
+        cache: KVCache,
+        sharing: Sharing,
+        host: HostTier,
+        disk: DiskTier | None,
+        placement: Placement,
+        errands: Errands,
+    ) -> None:
+        self._cache = cache
+        self._shelf = sharing.shelf
+        self._directory: PrefixDirectory = sharing.directory
+        self._host = host
+        self._disk = disk
+        self._placement = placement
+        self._errands = errands
+        self._queued: list[_Copy] = []
+        self._moving: dict[_Copy, None] = {}
+        """To the host: queued or under way."""
+        self._storing: dict[_Copy, None] = {}
+        self.erase: list[tuple[int, int]] = []
+        """(group, disk slot) of records that a later run must not find."""
+        self.lost: dict[str, int] = {}
+        """Copies that did not arrive, by reason, since it was last asked."""
+        if placement.saves:
+            self._shelf.saves = self._saves
+            self._shelf.save = self._save
+            cache.make_way = self._make_way
+            if placement.at_once:
+                sharing.filled = self._filled
+            if disk is not None and host.shelf is not None:
+                host.shelf.saves = self._stores
+
+    # -- what is worth it -----------------------------------------------------------------------
+
+    def _bargain(self, node: Node, group: int, *, disk: bool) -> Bargain:
+        size, layout = self._directory.space.block_tokens, self._cache.layout.groups[group]
+        first = node.index * size
+        return Bargain(first, first + size, layout.block_bytes, layout.block_bytes if disk else 0)
+
+    def _saves(self, node: Node, group: int) -> bool:
+        if node.places[HOST_TIER][group] != NO_SLOT or not self._errands.answers("arenas"):
+            return False
+        if self._disk is not None and node.places[DISK_TIER][group] != NO_SLOT:
+            return False
+        return self._placement.worth_saving(self._bargain(node, group, disk=False), self._errands.rates)
+
+    def _stores(self, node: Node, group: int) -> bool:
+        if node.places[DISK_TIER][group] != NO_SLOT or not self._errands.answers("disk"):
+            return False
+        return self._placement.worth_saving(self._bargain(node, group, disk=True), self._errands.rates)
+
+    # -- to the host ----------------------------------------------------------------------------
+
+    def _filled(self, node: Node, group: int) -> None:
+        """A block is full: under `write_through` it is copied at once."""
+        if self._saves(node, group):
+            self._save(group, node.slots[group])
+
+    def _save(self, group: int, slot: int) -> bool:
+        """Begin to copy a block; it is referenced until that has ended. False when it cannot be."""
+        if not self._errands.answers("arenas"):
+            return False
+        node = self._directory.node_of(group, slot)
+        target = self._host.take_one(group)
+        if target is None:
+            return False
+        self._shelf.take_up(group, np.array([slot], dtype=np.int32))
+        copy = _Copy(group, node, slot, target)
+        self._queued.append(copy)
+        self._moving[copy] = None
+        return True
+
+    def _make_way(self, counts: Sequence[int], short: Shortfall) -> bool:
+        """Somebody lacks room that unsaved blocks take. Whether some of them may go now after all."""
+        missing = short.needed - short.free - short.evictable
+        blocks = missing * max(self._cache.pool.blocks_per_slab) - sum(map(self._frees, self._moving))
+        changed = False
+        for group, slot in list(self._shelf.unsaved)[: max(0, blocks)]:
+            if not self._save(group, slot):
+                self._shelf.let_go_unsaved(group, slot)
+                changed = True
+        return changed
+
+    def _frees(self, copy: _Copy) -> bool:
+        return int(self._cache.pool.slots[copy.group].refs[copy.source]) == 1
+
+    @property
+    def frees_soon(self) -> bool:
+        """Whether room comes back when copies under way end."""
+        return self._errands.answers("arenas") and any(map(self._frees, self._moving))
+
+    def ahead(self) -> None:
+        """Copy what will have to go soon, while it need not go yet."""
+        pool, unsaved = self._cache.pool, self._shelf.unsaved
+        if unsaved:
+            wanted = -(-pool.slabs // _AHEAD)
+            ready = pool.free.count + sum(pool.cached) - len(unsaved) + sum(map(self._frees, self._moving))
+            for group, slot in list(unsaved)[: max(0, wanted - ready)]:
+                if not self._save(group, slot):
+                    break
+        if self._disk is not None and self._host.shelf is not None and self._host.shelf.unsaved:
+            self._store_ahead(self._disk)
+
+    def _store_ahead(self, disk: DiskTier) -> None:
+        shelf, pool = self._host.shelf, self._host.pool
+        assert shelf is not None
+        wanted = len(shelf.unsaved)
+        if not self._placement.at_once:
+            ready = pool.free.count + sum(pool.cached) - wanted + len(self._storing)
+            wanted = max(0, -(-pool.slabs // _AHEAD) - ready)
+        if not self._errands.answers("disk"):
+            return
+        for group, slot in list(shelf.unsaved)[:wanted]:
+            target = disk.take(group)
+            if target is None:
+                return
+            node = self._directory.node_of(group, slot, HOST_TIER)
+            self._host.reference(group, slot)
+            copy = _Copy(group, node, slot, target)
+            self._storing[copy] = None
+            self._errands.ask(
+                "store", group, [(slot, target)], partial(self._stored, copy),
+                keys=(node.identity,),
+            )  # fmt: skip
+
+    # -- orders and their ends --------------------------------------------------------------------
+
+    def give_orders(self) -> None:
+        """What was queued since the last call, one order for each group."""
+        queued, self._queued = self._queued, []
+        for group in range(len(self._cache.tables)):
+            copies = [copy for copy in queued if copy.group == group]
+            if copies:
+                self._errands.ask(
+                    "demote", group, [(copy.source, copy.target) for copy in copies],
+                    partial(self._saved, copies),
+                )  # fmt: skip
+
+    def _saved(self, copies: list[_Copy], ended: Ended) -> None:
+        for copy, reason in zip(copies, ended.reasons, strict=True):
+            del self._moving[copy]
+            node, group = copy.node, copy.group
+            stands = self._directory.lives(node) and node.slots[group] == copy.source
+            if not reason and stands and node.places[HOST_TIER][group] == NO_SLOT:
+                self._host.publish(node, group, copy.target)
+            self._host.unreference(group, copy.target)
+            self._cache.unreference(group, np.array([copy.source], dtype=np.int32), -1, used=False)
+            if reason:
+                self.lost[reason] = self.lost.get(reason, 0) + 1
+                self._shelf.let_go_unsaved(group, copy.source)
+
+    def _stored(self, copy: _Copy, ended: Ended) -> None:
+        assert self._disk is not None
+        assert self._host.shelf is not None
+        del self._storing[copy]
+        node, group, reason = copy.node, copy.group, ended.reasons[0]
+        if reason:
+            self.lost[reason] = self.lost.get(reason, 0) + 1
+            self._disk.abandon(group, copy.target)
+        elif self._directory.lives(node):
+            self._disk.publish(node, group, copy.target)
+        else:
+            self._disk.abandon(group, copy.target)
+            self.erase.append((group, copy.target))
+        self._disk.let_go(group, copy.target)
+        self._host.unreference(group, copy.source)
+        if reason:
+            self._host.shelf.let_go_unsaved(group, copy.source)
+
+    def held(self) -> list[tuple[int, int, int]]:
+        """(tier, group, slot) of what copies touch, for the invariants."""
+        moving = [(tier, c.group, slot) for c in self._moving for tier, slot in ((0, c.source), (HOST_TIER, c.target))]
+        storing = [
+            (tier, c.group, slot)
+            for c in self._storing
+            for tier, slot in ((HOST_TIER, c.source), (DISK_TIER, c.target))
+        ]
+        return moving + storing

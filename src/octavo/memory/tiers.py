@@ -1,0 +1,211 @@
+"""What lies where below the device: `HostTier`, an arena of the device's layout, and `DiskTier`, slots by group.
+
+    device slot --demote--> host slot --store--> disk slot
+                <-promote--           <--load---
+
+Own slots and who holds them; the copies between tiers, and when they are made, are `tiering`'s. Host blocks are
+those of the prefix directory, of suspended sequences, and of copies under way. Disk blocks are found by the identity
+of their text alone, so that those of an earlier run serve too.
+
+Invariant: a slot is handed out at most once until it is given back, and never while a copy touches it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.memory.layout import Layout
+from octavo.memory.pool import BlockPool
+from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
+from octavo.memory.shelf import Shelf
+from octavo.memory.slots import SlotState
+from octavo.memory.values import Int32, Shortfall
+from octavo.policy.eviction import Eviction
+
+HOST_TIER, DISK_TIER = 1, 2
+
+
+class HostTier:
+    def __init__(self, layout: Layout, slabs: int, directory: PrefixDirectory | None, eviction: Eviction) -> None:
+        self.pool = BlockPool(layout, slabs)
+        self.shelf = None if directory is None else Shelf(directory, self.pool, eviction, HOST_TIER)
+
+    def has_room(self, counts: Sequence[int]) -> bool:
+        """Whether these blocks can be had, if need be by giving up cached ones, saved or not."""
+        needed, free = self.pool.room_for(counts)
+        return needed <= free
+
+    def take(self, counts: Sequence[int]) -> tuple[Int32, ...] | None:
+        """`counts[g]` slots of each group g with one reference each, or None. Never waits for the disk."""
+        if not self.has_room(counts):
+            return None
+        if self.shelf is not None:
+            self.shelf.evict_for(counts)
+        got = self.pool.take(counts)
+        return None if isinstance(got, Shortfall) else got
+
+    def take_one(self, group: int) -> int | None:
+        got = self.take([int(g == group) for g in range(len(self.pool.slots))])
+        return None if got is None else int(got[group][0])
+
+    def reference(self, group: int, slot: int) -> None:
+        """Somebody more needs this slot's state."""
+        if self.shelf is not None and self.shelf.directory.keyed_in[HOST_TIER][group][slot]:
+            self.shelf.take_up(group, np.array([slot], dtype=np.int32))
+        else:
+            self.pool.slots[group].refs[slot] += 1
+
+    def unreference(self, group: int, slot: int) -> None:
+        """Somebody less does: with the last one it is cached where it can be found, else EMPTY."""
+        columns, slots = self.pool.slots[group], np.array([slot], dtype=np.int32)
+        columns.refs[slot] -= 1
+        if columns.refs[slot]:
+            return
+        if self.shelf is not None and self.shelf.directory.keyed_in[HOST_TIER][group][slot]:
+            self.shelf.keep(group, slots, used=False)
+        else:
+            self.pool.give(group, slots)
+
+    def publish(self, node: Node, group: int, slot: int) -> None:
+        """The copy of `node` in this referenced slot is whole."""
+        assert self.shelf is not None
+        columns = self.pool.slots[group]
+        if columns.state[slot] == SlotState.FILLING:
+            columns.move(np.array([slot], dtype=np.int32), SlotState.READY)
+        self.shelf.place(node, group, slot)
+
+    def withdraw(self, node: Node, group: int) -> None:
+        """What this tier has of the node cannot be read: it is found no more."""
+        slot = node.places[HOST_TIER][group]
+        if slot == NO_SLOT or self.shelf is None:
+            return
+        if self.pool.slots[group].refs[slot]:
+            self.shelf.directory.displace(group, slot, HOST_TIER)
+        else:
+            self.shelf.remove(group, slot)
+
+
+class DiskTier:
+    """`stored[group]`: (identity, slot) of what an earlier run left, the oldest use first."""
+
+    def __init__(
+        self,
+        slots: Sequence[int],
+        directory: PrefixDirectory | None,
+        stored: Sequence[Sequence[tuple[bytes, int]]] = (),
+    ) -> None:
+        self.slots = tuple(slots)
+        self.directory = directory
+        self.evicted_blocks = 0
+        self._found: tuple[OrderedDict[bytes, int], ...] = tuple(OrderedDict() for _ in slots)
+        """By group: what is whole on the disk, the one used longest ago first."""
+        self._busy: dict[tuple[int, int], int] = {}
+        """Copies that touch a slot."""
+        self._homeless: dict[tuple[int, int], None] = {}
+        """Slots that are free once their copies have ended."""
+        for group, left in enumerate(stored):
+            self._found[group].update(left)
+        self._free = tuple(
+            [slot for slot in range(n - 1, -1, -1) if slot not in taken]
+            for n, taken in zip(self.slots, (frozenset(found.values()) for found in self._found), strict=True)
+        )
+
+    @property
+    def blocks(self) -> list[int]:
+        """By group: how many blocks can be found."""
+        return [len(found) for found in self._found]
+
+    def find(self, group: int, identity: bytes) -> int | None:
+        """Where a block lies; it counts as used."""
+        slot = self._found[group].get(identity)
+        if slot is not None:
+            self._found[group].move_to_end(identity)
+        return slot
+
+    def take(self, group: int) -> int | None:
+        """A slot to write in, held; if need be that of the block used longest ago. None while all are being copied."""
+        if self._free[group]:
+            slot = self._free[group].pop()
+        else:
+            oldest = next((i for i, s in self._found[group].items() if (group, s) not in self._busy), None)
+            if oldest is None:
+                return None
+            slot = self._found[group].pop(oldest)
+            self._displace(group, slot)
+            self.evicted_blocks += 1
+        self.hold(group, slot)
+        return slot
+
+    def hold(self, group: int, slot: int) -> None:
+        """A copy touches this slot."""
+        self._busy[group, slot] = self._busy.get((group, slot), 0) + 1
+
+    def let_go(self, group: int, slot: int) -> None:
+        """It does no more."""
+        left = self._busy.pop((group, slot)) - 1
+        if left:
+            self._busy[group, slot] = left
+        elif (group, slot) in self._homeless:
+            del self._homeless[group, slot]
+            self._free[group].append(slot)
+
+    def publish(self, node: Node, group: int, slot: int) -> None:
+        """The block of `node` is whole in this slot, which is held."""
+        before = self._found[group].pop(node.identity, None)
+        if before is not None:
+            self._give(group, before)
+        self._found[group][node.identity] = slot
+        self.adopt(node, group)
+
+    def abandon(self, group: int, slot: int) -> None:
+        """A held slot that holds nothing whole: free once it is let go."""
+        self._homeless[group, slot] = None
+
+    def adopt(self, node: Node, group: int) -> None:
+        """The node may be started from what the disk has of it."""
+        slot = self._found[group].get(node.identity)
+        if slot is not None and self.directory is not None and node.places[DISK_TIER][group] == NO_SLOT:
+            self.directory.place(node, group, slot, DISK_TIER)
+
+    def withdraw(self, identity: bytes, group: int) -> None:
+        """What the disk has of this text cannot be read: it is found no more."""
+        slot = self._found[group].pop(identity, None)
+        if slot is not None:
+            self._give(group, slot)
+
+    def forget_all(self) -> list[list[int]]:
+        """Nothing is found any more. By group: the slots whose records a later run must not find either."""
+        gone = []
+        for group, found in enumerate(self._found):
+            slots = list(found.values())
+            found.clear()
+            for slot in slots:
+                self._give(group, slot)
+            gone.append(slots)
+        return gone
+
+    def free_slots(self, group: int) -> list[int]:
+        """For the invariants."""
+        return list(self._free[group])
+
+    def found_slots(self, group: int) -> list[int]:
+        """For the invariants."""
+        return list(self._found[group].values())
+
+    def busy_slots(self, group: int) -> list[int]:
+        """For the invariants."""
+        return [slot for g, slot in self._busy if g == group]
+
+    def _give(self, group: int, slot: int) -> None:
+        self._displace(group, slot)
+        if (group, slot) in self._busy:
+            self._homeless[group, slot] = None
+        else:
+            self._free[group].append(slot)
+
+    def _displace(self, group: int, slot: int) -> None:
+        if self.directory is not None and self.directory.keyed_in[DISK_TIER][group][slot]:
+            self.directory.displace(group, slot, DISK_TIER)
