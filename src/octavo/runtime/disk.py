@@ -19,7 +19,8 @@ from typing import Self
 
 from octavo.runtime.disk_files import Syscalls
 from octavo.runtime.disk_format import Buffer, Identity, Reason
-from octavo.runtime.disk_slots import DiskSlots, DiskStats, Placed
+from octavo.runtime.disk_slots import DiskSlots
+from octavo.runtime.disk_store import DiskStats, Placed, check_block
 
 
 class DiskPool:
@@ -68,7 +69,7 @@ class DiskPool:
     def put_all(self, keys: Sequence[bytes], payloads: Sequence[Buffer]) -> list[Reason | None]:
         """`put` each, neighbours in one call to the system; a batch that exceeds the pool keeps its last blocks."""
         for key, payload in zip(keys, payloads, strict=True):
-            self.file.check(key, payload)
+            check_block(Placed(0, key, payload), self.slots, self.block_bytes)
         reasons: list[Reason | None] = []
         for part in self._parts(keys):
             with self._turn:
@@ -110,7 +111,7 @@ class DiskPool:
                 if slot is not None:
                     self._free.append(slot)
             if slot is not None:
-                self.file.forget(slot)
+                self.file.forget([slot])
         return slot is not None
 
     def flush(self) -> Reason | None:

@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
-from octavo.errors import ConfigError, InvariantViolation
+from octavo.errors import ConfigError
 from octavo.runtime.disk_files import (
     FIELD,
     RealSyscalls,
@@ -37,10 +34,8 @@ from octavo.runtime.disk_files import (
 )
 from octavo.runtime.disk_format import (
     HEADER_BYTES,
-    KEY_BYTES,
     POOL_BYTES,
     SEGMENT_SLOTS,
-    Buffer,
     Header,
     Identity,
     Places,
@@ -52,52 +47,17 @@ from octavo.runtime.disk_format import (
     pool_stride,
     published_checksum,
 )
+from octavo.runtime.disk_store import Counts, DiskStats, Helped, Placed, check_block
 
 RUN_BYTES = 1 << 20
 """At most, of a run of more than one block: what has been read is still in the processor's cache when it is hashed."""
-
-
-class Placed(NamedTuple):
-    """A block to write to its slot, or the memory to read it into."""
-
-    slot: int
-    key: bytes
-    block: Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStats:
-    """Counted since the file was opened, except `slots` and `blocks`, which are now."""
-
-    slots: int
-    blocks: int
-    block_bytes: int
-    file_bytes: int
-    hits: int
-    writes: int
-    evictions: int
-    misses: Mapping[Reason, int]
-    refusals: Mapping[Reason, int]
-    """Writes that were not kept."""
-    found: int
-    """Blocks of an earlier run that this one may serve."""
-    left_aside: Mapping[Reason, int]
-    """Blocks of an earlier run that this one may not serve."""
-
-    @property
-    def bytes_read(self) -> int:
-        return self.hits * self.block_bytes
-
-    @property
-    def bytes_written(self) -> int:
-        return self.writes * self.block_bytes
 
 
 class DiskSlots:
     """Slots `0 .. slots - 1` for blocks of one group, at most `capacity_bytes` with the file's own overhead.
 
     Raises `ConfigError` when the file is another's, is in use, or cannot be given that much room. May be called from
-    any thread; reads and writes take turns, and `stored` and `stats` wait for none of them.
+    any thread (a `DiskStore`); reads and writes take turns.
     """
 
     def __init__(
@@ -123,11 +83,9 @@ class DiskSlots:
         self._aside: dict[bytes, Reason] = {}
         self._aside_slots: dict[int, bytes] = {}
         self._proven: dict[int, bytes] = {}  # of key and header, once they have been checked in full
-        self._helper = ThreadPoolExecutor(1, "octavo-disk-read")  # takes of a read what the caller has not begun
         self._age = 0
-        self._hits = self._writes = 0
-        self._misses: Counter[Reason] = Counter()
-        self._refusals: Counter[Reason] = Counter()
+        self._counts = Counts()
+        self._helped = Helped("octavo-disk-read")
         self._left: Counter[Reason] = Counter()
         self._padding = memoryview(bytearray(self.places.stride - block_bytes))
         self._descriptor = open_alone(path)
@@ -139,68 +97,56 @@ class DiskSlots:
         self._found = len(self._keys)
 
     def stored(self) -> list[tuple[bytes, int]]:
-        """Key and slot of what is thought to be here, oldest write first; only `read` proves it."""
+        """Key and slot of what is thought to be here, oldest write first."""
         with self._index:
             return [(key, slot) for slot, key in self._keys.items()]
 
     def write(self, blocks: Sequence[Placed]) -> list[Reason | None]:
-        """Write each block to its slot, over what is there; of each that is not kept, why."""
-        for slot, key, block in blocks:
-            self.check(key, block, slot)
+        for placed in blocks:
+            check_block(placed, self.slots, self.block_bytes)
+        reasons: list[Reason | None] = [None] * len(blocks)
         with self._turn:
             with self._index:
                 for slot, key, _ in blocks:
                     self._keys.pop(slot, None)
                     self._aside.pop(key, None)
                     self._aside.pop(self._aside_slots.pop(slot, b""), None)
-            reasons: list[Reason | None] = [None] * len(blocks)
-            self._act(self._write_run, blocks, range(len(blocks)), reasons)
+            for run in self._runs(blocks, range(len(blocks))):
+                self._act(self._write_run, blocks, run, reasons)
             with self._index:
                 self._keys.update((b.slot, b.key) for b, reason in zip(blocks, reasons, strict=True) if reason is None)
-                self._writes += reasons.count(None)
-                self._refusals.update(reason for reason in reasons if reason is not None)
+        self._counts.written(reasons)
         return reasons
 
     def read(self, blocks: Sequence[Placed]) -> list[Reason | None]:
-        """Fill each block's memory; of each that is not served, why, and its memory holds nothing to rely on."""
-        for slot, key, block in blocks:
-            self.check(key, block, slot)
+        for placed in blocks:
+            check_block(placed, self.slots, self.block_bytes)
         with self._turn:
             with self._index:
                 reasons = [None if self._keys.get(slot) == key else self._why_not(key) for slot, key, _ in blocks]
             here = [index for index, reason in enumerate(reasons) if reason is None]
-            self._act(self._read_run, blocks, here, reasons)
+            runs = self._runs(blocks, here)
+            self._helped.each(lambda run: self._act(self._read_run, blocks, run, reasons), runs)
             with self._index:
                 for index in here:
                     if reasons[index] not in (None, "closed"):
                         self._keys.pop(blocks[index].slot, None)
-                self._hits += reasons.count(None)
-                self._misses.update(reason for reason in reasons if reason is not None)
+        self._counts.read(reasons)
         return reasons
 
-    def check(self, key: bytes, block: Buffer, slot: int = 0) -> None:
-        """Raises `InvariantViolation` if this pool has no such slot, or such a block cannot be one of its."""
-        size = memoryview(block).nbytes
-        if not 0 <= slot < self.slots or len(key) != KEY_BYTES or size != self.block_bytes:
-            raise InvariantViolation(
-                "disk-block",
-                f"slot {slot}, key of {len(key)} bytes and block of {size}, where 0..{self.slots - 1}, {KEY_BYTES} and "
-                f"{self.block_bytes} belong",
-            )
-
-    def forget(self, slot: int) -> None:
-        """Nothing lies there any more, on disk as well if it can be written; waits for the turn under way."""
+    def forget(self, slots: Sequence[int]) -> None:
+        """Waits for the turn under way."""
         with self._turn:
-            with self._index:
-                self._keys.pop(slot, None)
-            if self._descriptor >= 0:
-                self._unpublish(slot, 1)
+            for slot in slots:
+                with self._index:
+                    self._keys.pop(slot, None)
+                if self._descriptor >= 0:
+                    self._unpublish(slot, 1)
 
     def missing(self, key: bytes) -> Reason:
-        """Count a miss of a key that has no slot, and say why: an earlier run may have left it in another form."""
-        with self._index:
-            reason = self._why_not(key)
-            self._misses[reason] += 1
+        """Count a miss of a key that lies in no slot, and say why: an earlier run may have left it in another form."""
+        reason = self._why_not(key)
+        self._counts.read([reason])
         return reason
 
     def flush(self) -> Reason | None:
@@ -216,19 +162,20 @@ class DiskSlots:
 
     def stats(self) -> DiskStats:
         with self._index:
-            return DiskStats(
-                slots=self.slots,
-                blocks=len(self._keys),
-                block_bytes=self.block_bytes,
-                file_bytes=self.places.file_bytes(self.slots),
-                hits=self._hits,
-                writes=self._writes,
-                evictions=0,
-                misses=MappingProxyType(dict(self._misses)),
-                refusals=MappingProxyType(dict(self._refusals)),
-                found=self._found,
-                left_aside=MappingProxyType(dict(self._left)),
-            )
+            blocks, left = len(self._keys), dict(self._left)
+        return DiskStats(
+            slots=self.slots,
+            blocks=blocks,
+            block_bytes=self.block_bytes,
+            file_bytes=self.places.file_bytes(self.slots),
+            hits=self._counts.hits,
+            writes=self._counts.writes,
+            evictions=0,
+            misses=self._counts.misses,
+            refusals=self._counts.refusals,
+            found=self._found,
+            left_aside=MappingProxyType(left),
+        )
 
     def close(self) -> None:
         """Give the file up; what is in it stays. Later reads and writes say `closed`."""
@@ -236,7 +183,7 @@ class DiskSlots:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor = -1
-        self._helper.shutdown()
+        self._helped.close()
 
     # ---- runs of neighbouring slots
 
@@ -247,31 +194,17 @@ class DiskSlots:
         self,
         on_run: Callable[[Sequence[Placed]], list[Reason | None]],
         blocks: Sequence[Placed],
-        indices: Sequence[int],
+        run: Sequence[int],
         reasons: list[Reason | None],
     ) -> None:
         """Note what becomes of each block. A run that fails is tried block by block: one bad sector is one miss."""
-        left = deque(self._runs(blocks, indices))
-        shared = on_run == self._read_run and len(left) > 1
-
-        def serve() -> None:
-            while left:
-                try:
-                    run = left.popleft()
-                except IndexError:  # the other one was quicker
-                    return
-                found: list[Reason | None] = ["closed"] * len(run)
-                if self._descriptor >= 0:
-                    found = on_run([blocks[index] for index in run])
-                    if len(run) > 1 and None not in found:
-                        found = [on_run([blocks[index]])[0] for index in run]
-                for index, reason in zip(run, found, strict=True):
-                    reasons[index] = reason
-
-        helper = self._helper.submit(serve) if shared else None
-        serve()
-        if helper is not None and not helper.cancel():
-            helper.result()
+        found: list[Reason | None] = ["closed"] * len(run)
+        if self._descriptor >= 0:
+            found = on_run([blocks[index] for index in run])
+            if len(run) > 1 and None not in found:
+                found = [on_run([blocks[index]])[0] for index in run]
+        for index, reason in zip(run, found, strict=True):
+            reasons[index] = reason
 
     def _runs(self, blocks: Sequence[Placed], indices: Sequence[int]) -> list[list[int]]:
         """The indices, grouped where their slots are neighbours in one segment, in the order of the file."""
