@@ -1,0 +1,148 @@
+"""One workload run twice: by the real engine, and by the simulator with the calibrated costs of that engine.
+
+Owns how both are driven and what is read off them: the same figures from request records, and of the real run every
+step's shape with its wall time. Requests arrive at moments drawn beforehand; those that are due are added between
+steps, and their times count from the moment they were due.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from workloads import Job
+
+from octavo.cost.calibration import Calibration
+from octavo.cost.step import Scaled, StepShape
+from octavo.engine.engine import Engine
+from octavo.scheduling.plan import StepPlan, StepResult
+from octavo.scheduling.request import SamplingParams
+from octavo.simulate.deploy import Replica
+from octavo.simulate.drive import Simulation
+from octavo.simulate.measure import Measured
+from octavo.simulate.sources import OpenLoop
+from octavo.simulate.trace import TraceRequest
+
+FIGURES = ("tokens_per_s", "tpot_mean_s", "ttft_p50_s", "ttft_p99_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Jobs with the seconds at which they arrive."""
+
+    name: str
+    jobs: tuple[Job, ...]
+    arrivals: tuple[float, ...]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(job.max_tokens for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    figures: dict[str, float]
+    span_s: float
+    steps: list[tuple[StepShape, float]] = field(default_factory=list)
+
+
+class Watching:
+    """Between a core and its executor: remembers the shape of the last plan."""
+
+    def __init__(self, inner) -> None:
+        self.inner = inner
+        self.shape: StepShape | None = None
+
+    def submit(self, plan: StepPlan) -> None:
+        self.shape = StepShape.of(plan)
+        self.inner.submit(plan)
+
+    def collect(self) -> StepResult:
+        return self.inner.collect()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def run_really(engine: Engine, timed: Timed) -> Ran:
+    watching = Watching(engine.core.executor)
+    engine.core.executor = watching
+    try:
+        return _driven(engine, timed, watching)
+    finally:
+        engine.core.executor = watching.inner
+
+
+def _driven(engine: Engine, timed: Timed, watching: Watching) -> Ran:
+    steps: list[tuple[StepShape, float]] = []
+    prompts = [{"prompt_token_ids": list(job.prompt)} for job in timed.jobs]
+    params = [SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True) for job in timed.jobs]
+    coming = 0
+    start = time.monotonic()
+    while coming < len(timed.jobs) or engine.core.has_work:
+        now = time.monotonic() - start
+        while coming < len(timed.jobs) and timed.arrivals[coming] <= now:
+            engine.add(f"r{coming}", prompts[coming], params[coming])
+            coming += 1
+        if not engine.core.has_work:
+            time.sleep(max(0.0, timed.arrivals[coming] - (time.monotonic() - start)))
+            continue
+        watching.shape = None
+        begun = time.perf_counter()
+        engine.step()
+        took = time.perf_counter() - begun
+        if watching.shape is not None:
+            steps.append((watching.shape, took))
+    records = []
+    for number in range(len(timed.jobs)):
+        output = engine.take(f"r{number}").outputs[0]
+        if output.error is not None or output.record is None:
+            raise SystemExit(f"{timed.name}: a request ended with {output.finish_reason}: {output.error}")
+        records.append(output.record)
+    first = np.array([record.first_token_s for record in records]) - start
+    decoded = [(r.decode_time, r.output_tokens - 1) for r in records if r.output_tokens > 1]
+    end = max(record.finished_s for record in records) - start
+    tpot = np.array([seconds / count for seconds, count in decoded])
+    return Ran(_figures(timed, first - np.array(timed.arrivals), tpot, end), end, steps)
+
+
+def run_virtually(replica: Replica, timed: Timed, factor: float = 1.0) -> Ran:
+    requests = [
+        TraceRequest(arrival_ns=round(at * 1e9), input_tokens=len(job.prompt), output_tokens=job.max_tokens)
+        for job, at in zip(timed.jobs, timed.arrivals, strict=True)
+    ]
+    measured = Measured()
+    core = replica.core(cost=Scaled(replica.cost, factor) if factor != 1 else replica.cost)
+    Simulation(core, OpenLoop(requests), [measured]).run()
+    tpot = measured.column("tpot")
+    return Ran(_figures(timed, measured.column("ttft"), tpot[~np.isnan(tpot)], measured.end_s), measured.end_s)
+
+
+def _figures(timed: Timed, ttft: np.ndarray, tpot: np.ndarray, end: float) -> dict[str, float]:
+    return {
+        "tokens_per_s": timed.output_tokens / end,
+        "tpot_mean_s": float(tpot.mean()) if len(tpot) else float("nan"),
+        "ttft_p50_s": float(np.quantile(ttft, 0.5)),
+        "ttft_p99_s": float(np.quantile(ttft, 0.99)),
+    }
+
+
+def step_coverage(calibration: Calibration, steps: list[tuple[StepShape, float]]) -> dict[str, float]:
+    """How often a step's wall time lies in its interval, how wide intervals are, and how far steps are off."""
+    from octavo.cost.fitted import FittedCost
+
+    cost = FittedCost(calibration)
+    seconds = np.array([took for _, took in steps])
+    expected = np.array([cost.step_seconds(shape) + cost.host_seconds(shape) for shape, _ in steps])
+    bounds = np.array([cost.step_interval(shape) for shape, _ in steps])
+    inside = (bounds[:, 0] <= seconds) & (seconds <= bounds[:, 1])
+    return {
+        "steps": len(steps),
+        "inside": float(inside.mean()),
+        "below": float((seconds < bounds[:, 0]).mean()),
+        "above": float((seconds > bounds[:, 1]).mean()),
+        "median_width": float(np.median((bounds[:, 1] - bounds[:, 0]) / expected)),
+        "median_error": float(np.median(np.abs(expected / seconds - 1))),
+        "total": float(expected.sum() / seconds.sum() - 1),
+    }
