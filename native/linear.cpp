@@ -86,6 +86,21 @@ void put_some(void* context, int64_t index) {
     put.kernels->pack(*put.panels, put.first + i, put.from, put.weights + i * put.row_bytes, wide);
 }
 
+struct Read {
+  const LinearKernels* kernels;
+  const Panels* panels;
+  const int64_t* outputs;
+  Dtype to_type;
+  char* to;
+};
+
+void read_one(void* context, int64_t index) {
+  const Read& read = *static_cast<Read*>(context);
+  const int64_t inputs = read.panels->inputs;
+  read.kernels->unpack(*read.panels, read.outputs[index], read.to_type,
+                       read.to + index * inputs * size_of(read.to_type), thread_floats(inputs + 64));
+}
+
 struct Job {
   const LinearKernels* kernels;
   Product product;  // of all rows
@@ -165,6 +180,14 @@ void Linear::argmax(const LinearCall& call, int threads, float* values, int64_t*
     values[r] = found.value;
     indices[r] = found.index;
   }
+}
+
+void Linear::read(const int64_t* outputs, int64_t count, Dtype to_type, char* to, int threads) const {
+  for (int64_t i = 0; i < count; i++)
+    if (outputs[i] < 0 || outputs[i] >= panels_.outputs)
+      throw std::invalid_argument("there is no output " + std::to_string(outputs[i]));
+  Read job{kernels_, &panels_, outputs, to_type, to};
+  run_on_threads(count, count * panels_.inputs < kSmall ? 1 : threads, read_one, &job);
 }
 
 void Linear::multiply(const LinearCall& call, int threads, Best* best) const {

@@ -62,6 +62,7 @@ struct LinearKernels {
   int64_t (*bytes)(Dtype dtype, int64_t inputs);  // of one panel
   // One output's weights; `wide` has room for twice the inputs and two vectors.
   void (*pack)(const Panels&, int64_t output, Dtype from, const char* row, float* wide);
+  void (*unpack)(const Panels&, int64_t output, Dtype to_type, char* to, float* wide);
   void (*gather)(Form form, Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to);
   size_t (*scratch)(const Product&);  // floats
   void (*multiply)(const Product&, int64_t panel, int panels, float* scratch);
@@ -105,6 +106,9 @@ class Linear {
   void run(const LinearCall& call, int threads) const;
   // The largest output of each row in `dtype`, and its index: the lowest of equals, a NaN before all.
   void argmax(const LinearCall& call, int threads, float* values, int64_t* indices) const;
+
+  // The weights of `count` outputs, in their order, as rows of `inputs` elements: exactly what is multiplied by.
+  void read(const int64_t* outputs, int64_t count, Dtype to_type, char* to, int threads) const;
 
   const char* set() const { return set_->name; }
   int64_t outputs() const { return panels_.outputs; }

@@ -96,6 +96,26 @@ void pack(const Panels& m, int64_t output, Dtype from, const char* row, float* w
   else scatter<PackI8>(m, output, row);
 }
 
+// One output's weights as they were packed, in float32.
+template <class E>
+void collect(const Panels& m, int64_t output, float* to) {
+  const char* p = m.weights + output / kPanel * m.panel_bytes;
+  const int place = static_cast<int>(output % kPanel);
+  for (int64_t k = 0; k < m.inputs; k += E::kInputs, p += kUnit<E>) {
+    vf w[E::kInputs][2];
+    E::load(p, w);
+    for (int i = 0; i < E::kInputs && k + i < m.inputs; i++) to[k + i] = w[i][place / W][place % W];
+  }
+}
+
+void unpack(const Panels& m, int64_t output, Dtype to_type, char* to, float* wide) {
+  if (m.dtype == Dtype::f32) collect<PackF32>(m, output, wide);
+  else if (m.dtype == Dtype::bf16) collect<PackBF16>(m, output, wide);
+  else if (m.dtype == Dtype::f16) collect<PackF16>(m, output, wide);
+  else collect<PackI8>(m, output, wide);
+  narrow_any(to_type, to, wide, static_cast<int>(m.inputs), m.scales ? m.scales[output] : 1.0f);
+}
+
 // Rows of inputs as float32, [input][row], zeros behind them up to a whole unit.
 template <class E>
 void gather_as(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
@@ -353,6 +373,6 @@ namespace linear {
 #define OCTAVO_NAME(x) OCTAVO_TEXT(x)
 extern const LinearKernels OCTAVO_TABLE = {
     OCTAVO_NAME(OCTAVO_ISA), OCTAVO_ISA::kPanel, OCTAVO_ISA::kTile,  OCTAVO_ISA::kRowsOfMany, OCTAVO_ISA::bytes,
-    OCTAVO_ISA::pack,        OCTAVO_ISA::gather, OCTAVO_ISA::scratch, OCTAVO_ISA::multiply};
+    OCTAVO_ISA::pack,        OCTAVO_ISA::unpack, OCTAVO_ISA::gather, OCTAVO_ISA::scratch, OCTAVO_ISA::multiply};
 }  // namespace linear
 }  // namespace octavo

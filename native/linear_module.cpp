@@ -47,6 +47,13 @@ void argmax(const Linear& self, uintptr_t x, int x_dtype, int64_t x_stride, int6
   self.argmax(call, threads, reinterpret_cast<float*>(values), reinterpret_cast<int64_t*>(indices));
 }
 
+void read(const Linear& self, uintptr_t outputs, int64_t count, int dtype, uintptr_t to, int threads) {
+  const Dtype to_type = dtype_of(dtype);
+  if (to_type == Dtype::i8) throw std::invalid_argument("weights are read as float32, bfloat16 or float16");
+  nb::gil_scoped_release unlocked;
+  self.read(reinterpret_cast<const int64_t*>(outputs), count, to_type, reinterpret_cast<char*>(to), threads);
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -63,6 +70,7 @@ void bind_linear(nb::module_& m) {
       .def("put", &put)
       .def("run", &run)
       .def("argmax", &argmax)
+      .def("read", &read)
       .def_prop_ro("instruction_set", &Linear::set)
       .def_prop_ro("bytes", &Linear::bytes);
 }

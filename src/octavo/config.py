@@ -193,6 +193,12 @@ class EngineConfig:
         "built and the device is one",
         choices=("auto", "cpu", "reference"),
     )
+    linear_backend: str = _option(
+        "choice",
+        "auto",
+        "linear layers: weights packed for octavo's own kernels for CPUs (native) or plain torch; auto measures both",
+        choices=("auto", "native", "torch"),
+    )
     pipeline_depth: int = _option("int", 0, "steps in flight while the next one is planned", low=0, high=1)
     audit: bool = _option("flag", False, "check every accounting invariant after every step")
 

@@ -54,6 +54,9 @@ class Facts:
     attention_backend: str = ""
     """Which they are; empty where no model is loaded."""
     attention_reason: str = ""
+    linear_backend: str = ""
+    """What multiplies by the weights, likewise."""
+    linear_reason: str = ""
 
     @property
     def free_bytes(self) -> int:
@@ -133,6 +136,7 @@ class Deployment:
             "device": self.device,
             "geometry": f"{g.num_layers} layers, {g.attention_mode}",
             **({"attention_backend": backend} if backend else {}),
+            **({"linear_backend": self.facts.linear_backend} if self.facts.linear_backend else {}),
             "bytes per token": f"{g.bytes_per_token:,}",
             "kv_cache_dtype": str(self.kv_dtype),
             "block_size": str(self.block_size),
@@ -415,6 +419,7 @@ def _plain_reasons(config: Config, geometry: ModelGeometry, facts: Facts, limit:
         "device": f"{facts.total_bytes:,} B granted by {facts.granted_by}, {facts.cores} cores",
         "geometry": "; ".join(geometry.notes) or "read from the model's config",
         "attention_backend": facts.attention_reason,
+        "linear_backend": facts.linear_reason,
         "bytes per token": "the sum over layers of keys and values",
         "kv_cache_dtype": "auto: what the model computes in" if auto else _kept_reason(geometry),
         "block_size": "positions per block",

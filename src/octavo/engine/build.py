@@ -15,11 +15,13 @@ from octavo.errors import ConfigError
 from octavo.geometry.dtypes import dtype_named
 from octavo.geometry.model import ModelGeometry
 from octavo.kernels.choose import choose_attention
+from octavo.kernels.choose_linear import choose_linear
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.latent import LatentAttention
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import KeySpace
-from octavo.models.load import LoadedModel, Progress, load_checkpoint
+from octavo.models.linear import Packing, usual_shape
+from octavo.models.load import LoadedModel, Progress, held_bytes, load_checkpoint
 from octavo.models.observe import require_geometry
 from octavo.models.rope import fix_rope
 from octavo.models.verify import require_served
@@ -58,8 +60,13 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
 def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     """An engine around a model that is loaded already."""
     backend, why_backend = choose_attention(config.engine.attention_backend, device)
+    linear, why_linear = choose_linear(config.engine.linear_backend, usual_shape(loaded.model), loaded.dtype, device)
+    packing = Packing() if linear == "native" else None
     # Kernels of their own: scratch memory of the trial must not count as the engine's.
-    served = require_served(loaded.model, choose_attention(config.engine.attention_backend, device)[0])
+    served = require_served(loaded.model, choose_attention(config.engine.attention_backend, device)[0], packing)
+    if packing is not None:
+        linear, why_linear = packing.serve(loaded.model, why_linear)
+        loaded = replace(loaded, weights_bytes=held_bytes(loaded.model))
     weights_dtype = dtype_named(str(loaded.dtype))
     geometry = served_geometry(config, loaded.config_json, weights_dtype)
     require_geometry(loaded.model, geometry.layers)
@@ -71,6 +78,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     )
     name, why = _kernels(config, geometry, backend.name, why_backend)
     facts = replace(facts, attention_backend=name, attention_reason=why)
+    facts = replace(facts, linear_backend=linear, linear_reason=why_linear)
     deployment = decide(config, geometry, facts)
     notes = fix_rope(loaded.model, deployment.max_model_len)
     grammars = None if loaded.tokenizer is None else Grammars(loaded.tokenizer, _vocab_size(loaded))

@@ -75,6 +75,15 @@ class PackedLinear:
         return name
 
     @property
+    def rounded(self) -> bool:
+        """Whether packing rounded the weights."""
+        return self.storage is torch.int8
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        """What the kernels make of rows of inputs before they multiply, in float32."""
+        return x.float()
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the packed form."""
         size: int = self.native.bytes
@@ -117,6 +126,16 @@ class PackedLinear:
             self.threads or torch.get_num_threads(),
         )
         return values.view(x.shape[:-1]), indices.view(x.shape[:-1])
+
+    def rows(self, outputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The weights of these outputs, [..., inputs] in `dtype`: what an embedding tied to this matrix looks up."""
+        if outputs.device.type != "cpu" or dtype not in _ROWS:
+            raise ConfigError("outputs", (str(outputs.device), dtype), "on the CPU, as float32, bfloat16 or float16")
+        wanted = outputs.to(torch.int64).contiguous()
+        found = torch.empty((*wanted.shape, self.in_features), dtype=dtype)
+        threads = self.threads or torch.get_num_threads()
+        self.native.read(wanted.data_ptr(), wanted.numel(), _NUMBERS[dtype], found.data_ptr(), threads)
+        return found
 
     def _run(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         self.native.run(

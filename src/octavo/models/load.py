@@ -30,6 +30,7 @@ from octavo.models.gguf import (
     load_gguf_model,
     load_gguf_tokenizer,
 )
+from octavo.models.linear import packed_matrices
 from octavo.models.quiet import quiet_transformers
 from octavo.models.tokenizer import load_tokenizer
 from octavo.models.weight_files import model_error
@@ -229,9 +230,9 @@ def _leave_the_file(model: Any) -> None:
 
 
 def held_bytes(model: Any) -> int:
-    """Bytes of all parameters and buffers, a tied one counted once."""
+    """Bytes of all parameters, buffers and packed matrices, a tied one counted once."""
     kept = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
-    return sum(kept.values())
+    return sum(kept.values()) + sum(packed.nbytes for packed in packed_matrices(model))
 
 
 def _tokenizer(checkpoint: Checkpoint, asked: _Asked) -> Any | None:

@@ -27,6 +27,7 @@ from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import BlockOrder, Layout, make_layout
 from octavo.memory.values import Int32, Int64
+from octavo.models.linear import Packing
 from octavo.models.observe import require_geometry
 from octavo.models.rope import fix_rope
 from octavo.models.shrink import ROPE_SWITCH, TINY_CONTEXT, enliven, shrunk
@@ -71,12 +72,15 @@ class NotTried(ModelError):
     """No tiny model of this architecture could be built or run by Transformers itself."""
 
 
-def require_served(model: PreTrainedModel, backend: AttentionBackend | None = None) -> str:
+def require_served(
+    model: PreTrainedModel, backend: AttentionBackend | None = None, packing: Packing | None = None
+) -> str:
     """How it is known that this model is served exactly, in a few words. Raises `ModelError` if it is not.
 
     The model itself is not run or changed; a tiny one of its class and config is. Types in the
     verified table are tried too, since a config can switch on what their tests did not; the table
     decides alone only where no tiny model can be made. `backend` is the one that will serve; plain torch if not given.
+    `packing` is how its linear layers will be replaced: the tiny model's are too.
     """
     name, kind = type(model).__name__, model.config.model_type
     reason = refusal(model.config)
@@ -84,9 +88,9 @@ def require_served(model: PreTrainedModel, backend: AttentionBackend | None = No
         raise ModelError("architecture", name, reason)
     try:
         # A tie between experts can go either way in the last bit; a mistake shows with every seed.
-        worst = tiny_difference(type(model), model.config, seed=0, backend=backend)
+        worst = tiny_difference(type(model), model.config, seed=0, backend=backend, packing=packing)
         if not worst <= TOLERANCE:
-            worst = tiny_difference(type(model), model.config, seed=1, backend=backend)
+            worst = tiny_difference(type(model), model.config, seed=1, backend=backend, packing=packing)
     except NotTried:
         if not in_table(model.config):
             raise
@@ -99,7 +103,12 @@ def require_served(model: PreTrainedModel, backend: AttentionBackend | None = No
 
 
 def tiny_difference(
-    model_class: type[PreTrainedModel], config: Any, *, seed: int = 0, backend: AttentionBackend | None = None
+    model_class: type[PreTrainedModel],
+    config: Any,
+    *,
+    seed: int = 0,
+    backend: AttentionBackend | None = None,
+    packing: Packing | None = None,
 ) -> float:
     """The worst relative difference of a logit over the trials.
 
@@ -121,12 +130,17 @@ def tiny_difference(
     try:
         kernels = ReferenceAttention() if backend is None else backend
         layout = _layout(served, small, kernels.block_order)
+        if packing is not None:
+            packing.try_on(served)
         # First alone, then together, in fewer rows than texts.
         several = ((texts[:1], expected[:1]), (texts, expected))
-        return max(_trial(served, layout, kernels, pair, seed) for pair in several)
+        worst = max(_trial(served, layout, kernels, pair, seed) for pair in several)
     except Exception as error:
         told = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
         raise ModelError("architecture", name, f"a tiny random model of it cannot be served: {told}") from error
+    if packing is not None:
+        packing.learn(served)
+    return worst
 
 
 def _layout(served: PreTrainedModel, config: Any, order: BlockOrder) -> Layout:

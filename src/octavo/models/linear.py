@@ -1,0 +1,206 @@
+"""Linear layers of a loaded model in octavo's packed form: `Packing`.
+
+Owns which modules are replaced and the check of each against the one it replaces. A matrix is packed, checked
+on random rows and let go, so that weights are held once; an embedding that is tied to a packed output head looks
+its rows up there. What a model reads by itself (`module.weight` in a forward pass) stays as it is: the trial of a
+tiny model of its class finds out which.
+
+Invariant: after `apply`, each matrix is held in one form, and in unquantised forms with every bit it had.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from octavo.errors import ModelError
+from octavo.kernels.linear import PackedLinear
+
+CHECKED_ROWS = 3
+CHECKED_OUTPUTS = 64
+"""Of a matrix that is rounded when it is packed: those that are unpacked again to be compared."""
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Largest difference of an output, relative to the largest output: what the last bit of the type explains."""
+READ_DIRECTLY = ("kv_b_proj",)
+"""Matrices that octavo itself reads: latents are expanded by them."""
+
+
+class NativeLinear(nn.Module):
+    """Stands in for an `nn.Linear`. Its weight can still be read, at the price of unpacking it."""
+
+    def __init__(self, packed: PackedLinear, original: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = original.in_features, original.out_features
+        self.packed = packed
+        self.bias = original.bias
+        self.reads = 0
+        self._dtype = original.weight.dtype
+
+    @property
+    def weight(self) -> torch.Tensor:
+        self.reads += 1
+        return self.packed.rows(torch.arange(self.out_features), self._dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.packed(x)
+
+
+class NativeEmbedding(nn.Module):
+    """Stands in for an `nn.Embedding` whose rows are those of a packed output head."""
+
+    def __init__(self, packed: PackedLinear, original: nn.Embedding) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = original.num_embeddings, original.embedding_dim
+        self.padding_idx = original.padding_idx
+        self.packed = packed
+        self.reads = 0
+        self._dtype = original.weight.dtype
+
+    @property
+    def weight(self) -> torch.Tensor:
+        self.reads += 1
+        return self.packed.rows(torch.arange(self.num_embeddings), self._dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.packed.rows(ids, self._dtype)
+
+
+@dataclass(slots=True, eq=False)
+class Packing:
+    """How the linear layers of one model are packed. `storage` None keeps the type they have."""
+
+    storage: torch.dtype | None = None
+    threads: int | None = None
+    tried: bool = False
+    """Whether a tiny model of the same class went through its trial with packed layers."""
+    leave: tuple[str, ...] = ()
+    """Kinds of modules (paths without numbers) that a forward pass reads by itself."""
+    packed: list[str] = field(default_factory=list)
+
+    def try_on(self, tiny: nn.Module) -> None:
+        """Pack a tiny model in the type it has; `learn` from it after its trial."""
+        Packing(threads=self.threads).apply(tiny)
+
+    def learn(self, tiny: nn.Module) -> None:
+        """What the trial read by itself is left alone in the real model."""
+        read = (name for name, module in tiny.named_modules() if getattr(module, "reads", 0))
+        self.leave = tuple(sorted({kind_of(name) for name in read}))
+        self.tried = True
+
+    def serve(self, model: Any, why: str) -> tuple[str, str]:
+        """Pack the model that will serve, where a trial said what may be. What its linear layers run on, and why."""
+        if not self.tried:
+            return "torch", "no tiny model of this architecture could be tried with packed layers"
+        self.apply(model)
+        if not self.packed:
+            return "torch", "this model has no linear layer that can be packed"
+        return "native", f"{why}; {len(self.packed)} matrices packed"
+
+    def apply(self, model: Any) -> None:
+        """Replace every plain linear layer whose weight no other module holds, the tied embedding's apart."""
+        holders = _holders(model)
+        for name, module in list(model.named_modules()):
+            if type(module) is not nn.Linear or not self._may_pack(name, module):
+                continue
+            sharing = [other for other in holders[module.weight.data_ptr()] if other != name]
+            embedding = self._tied(model, sharing)
+            if sharing and embedding is None:
+                continue
+            packed = self._pack(name, module)
+            _replace(model, name, NativeLinear(packed, module))
+            if embedding is not None:
+                _replace(model, sharing[0], NativeEmbedding(packed, embedding))
+            self.packed.append(name)
+        _give_back_memory()
+
+    def _may_pack(self, name: str, module: nn.Linear) -> bool:
+        plain = module.weight.device.type == "cpu" and module.weight.dtype in TOLERANCE
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        own = name.rpartition(".")[2]
+        return plain and not hooked and kind_of(name) not in self.leave and own not in READ_DIRECTLY
+
+    def _tied(self, model: Any, sharing: list[str]) -> nn.Embedding | None:
+        """The embedding that alone shares a weight, if it is a plain one that may be replaced."""
+        if len(sharing) != 1 or kind_of(sharing[0]) in self.leave:
+            return None
+        module = model.get_submodule(sharing[0])
+        plain = type(module) is nn.Embedding and module.max_norm is None
+        return module if plain and not module._forward_hooks else None
+
+    def _pack(self, name: str, module: nn.Linear) -> PackedLinear:
+        packed = PackedLinear([module.weight], [module.bias], storage=self.storage, threads=self.threads)
+        worst = difference(packed, module)
+        if not worst <= TOLERANCE[module.weight.dtype]:
+            raise ModelError("linear_backend", name, f"its packed form differs from torch's by {worst:.1e}; use torch")
+        return packed
+
+
+def difference(packed: PackedLinear, module: nn.Linear) -> float:
+    """The largest difference on random rows, relative to the largest output."""
+    dtype = module.weight.dtype
+    generator = torch.Generator().manual_seed(packed.in_features)
+    x = torch.randn(CHECKED_ROWS, packed.in_features, generator=generator).to(dtype)
+    with torch.inference_mode():
+        found = packed(x).float()
+        if packed.rounded:
+            chosen = torch.randint(packed.out_features, (CHECKED_OUTPUTS,), generator=generator)
+            bias = None if module.bias is None else module.bias[chosen].float()
+            found, right = found[:, chosen], linear(packed.seen(x), packed.rows(chosen, torch.float32), bias)
+        else:
+            right = linear(x, module.weight, module.bias).float()
+        return float((found - right).abs().max() / right.abs().max().clamp_min(1e-6))
+
+
+def usual_shape(model: Any) -> tuple[int, int]:
+    """(outputs, inputs) of the largest linear layer besides the output head; (1, 1) where there is none."""
+    head = model.get_output_embeddings()
+    shapes = [tuple(m.weight.shape) for m in model.modules() if type(m) is nn.Linear and m is not head]
+    outputs, inputs = max(shapes, key=lambda shape: shape[0] * shape[1], default=(1, 1))
+    return int(outputs), int(inputs)
+
+
+def kind_of(name: str) -> str:
+    """A module's path with its numbers left out: the same for a tiny model and for the real one."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def packed_matrices(model: nn.Module) -> Iterator[PackedLinear]:
+    """Every packed matrix that a module of the model holds as `packed`, once."""
+    seen: set[int] = set()
+    for module in model.modules():
+        held = module.__dict__.get("packed", ())
+        for one in held if isinstance(held, (list, tuple)) else (held,):
+            if isinstance(one, PackedLinear) and id(one) not in seen:
+                seen.add(id(one))
+                yield one
+
+
+def _holders(model: Any) -> dict[int, list[str]]:
+    """Which modules hold each weight, by address."""
+    holders: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                holders.setdefault(parameter.data_ptr(), []).append(name)
+    return holders
+
+
+def _replace(model: Any, name: str, module: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module.eval())
+
+
+def _give_back_memory() -> None:
+    """What was let go lies in pieces between what stays; the C library is asked to return it."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
