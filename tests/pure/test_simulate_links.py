@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError, InvariantViolation
-from octavo.memory.transfers import LANES, Ended, Mover, Order, TimedOut
+from octavo.memory.transfers import LANES, SIDES, Ended, Mover, Order, TimedOut
 from octavo.simulate.executors import NANOSECONDS, seconds
-from octavo.simulate.links import SIDES, Links, SeededFaults, SimMover
+from octavo.simulate.links import Links, SeededFaults, SimMover
 
 SIZES = (1000, 500)
 LAWS = {

@@ -9,9 +9,14 @@ order's slots belong to the copy; `TimedOut`, which may come before, frees nobod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, Protocol
+
+from octavo.errors import InvariantViolation
+
+Tier = Literal["device", "host", "disk"]
 
 Route = Literal["demote", "promote", "store", "load"]
 """device -> host, host -> device, host -> disk, disk -> host."""
@@ -22,6 +27,16 @@ Lane = Literal["arenas", "disk"]
 
 LANES: dict[Route, Lane] = {"demote": "arenas", "promote": "arenas", "store": "disk", "load": "disk"}
 """Each lane has a thread and a budget of its own: a stuck disk does not hold up copies between arenas."""
+
+SIDES: Mapping[Route, tuple[Tier, Tier]] = MappingProxyType(
+    {
+        "demote": ("device", "host"),
+        "promote": ("host", "device"),
+        "store": ("host", "disk"),
+        "load": ("disk", "host"),
+    }
+)
+"""The tier that a route reads, and the one that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +56,13 @@ class Order:
     @property
     def blocks(self) -> int:
         return len(self.targets)
+
+    def require_whole(self) -> None:
+        """Raises `InvariantViolation` unless there is a block, and a source, a target and, on disk, a key of each."""
+        keys = self.blocks if LANES[self.route] == "disk" else 0
+        if not self.blocks or (len(self.sources), len(self.keys)) != (self.blocks, keys):
+            given = [len(part) for part in (self.sources, self.targets, self.keys)]
+            raise InvariantViolation("transfer-order", f"{self.route} with sources, targets, keys of lengths {given}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,24 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError, InvariantViolation
-from octavo.memory.transfers import LANES, Ended, Lane, Notice, Order, Route, Status, TimedOut
+from octavo.memory.transfers import LANES, SIDES, Ended, Lane, Notice, Order, Route, Status, Tier, TimedOut
 from octavo.simulate.executors import NANOSECONDS, nanoseconds, seconds
-
-Tier = Literal["device", "host", "disk"]
-
-SIDES: Mapping[Route, tuple[Tier, Tier]] = MappingProxyType(
-    {
-        "demote": ("device", "host"),
-        "promote": ("host", "device"),
-        "store": ("host", "disk"),
-        "load": ("disk", "host"),
-    }
-)
-"""Which tier a route reads, and which it writes."""
 
 _LAWS: Mapping[Route, TransferLaw] = MappingProxyType(
     {
@@ -331,9 +319,7 @@ class SimMover:
     # ---- what the core owes
 
     def _check(self, order: Order) -> None:
-        keyed = len(order.keys) == (order.blocks if LANES[order.route] == "disk" else 0)
-        if not order.blocks or len(order.sources) != order.blocks or not keyed:
-            raise InvariantViolation("transfer-order", f"{order}: as many sources, targets and keys as blocks")
+        order.require_whole()
         if self._closed or order.number in self._open:
             why = "after close" if self._closed else "a second time"
             raise InvariantViolation("transfer-order", f"number {order.number} is ordered {why}")
