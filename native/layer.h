@@ -60,7 +60,8 @@ struct Turn {
   Dtype table;          // type of cosines and sines
   const char* cos;
   const char* sin;
-  int64_t table_row;    // elements from one token's entries to the next one's
+  int64_t table_row;    // elements from one row of the tables to the next one
+  const int64_t* positions;  // of each token: its row in the tables; null: token t has row t
   bool rounds;          // products are rounded before they are added
   const int64_t* blocks;
   const int64_t* offsets;

@@ -246,7 +246,7 @@ void turn_as(const Turn& w, int64_t first, int64_t last, float* scratch) {
   for (int64_t t = first; t < last; t++) {
     char* row = w.rows + t * w.row * size;
     if (w.rope != Rope::none) {
-      const int64_t at = t * w.table_row * size_of(w.table);
+      const int64_t at = (w.positions ? w.positions[t] : t) * w.table_row * size_of(w.table);
       const int entries = w.rope == Rope::pairs_packed ? w.rotary / 2 : w.rotary;
       widen_table(w.table, cos, w.cos + at, entries);
       widen_table(w.table, sin, w.sin + at, entries);

@@ -64,7 +64,7 @@ class LayerSet {
             const Norm* k_norm, int rope, int rotary, int table, uintptr_t cos, uintptr_t sin, int64_t table_row,
             bool rounds, uintptr_t blocks, uintptr_t offsets, int64_t rows, int threads) const {
     Turn work{&pages, row_type(dtype), at<char>(qkv), row, q_heads, q_norm, k_norm, static_cast<Rope>(rope), rotary,
-              row_type(table), at<const char>(cos), at<const char>(sin), table_row, rounds,
+              row_type(table), at<const char>(cos), at<const char>(sin), table_row, nullptr, rounds,
               at<const int64_t>(blocks), at<const int64_t>(offsets)};
     if (rope < 0 || rope > static_cast<int>(Rope::pairs_packed) || rotary < 0 || rotary % 2 || rotary > pages.k_dim)
       throw std::invalid_argument("an even number of elements of a head is turned");
@@ -164,7 +164,6 @@ void set_attending(LayerProgram& self, const Pages& pages, int q_heads, const No
   to.plan = of_step[0];
   to.write = of_step[1];
   to.table = of_step[2];
-  self.check();
 }
 
 // Layers that run one after the other, and the memory they share. Not for two threads at once.
@@ -172,7 +171,10 @@ class LayerStack {
  public:
   explicit LayerStack(const std::string& set) : attention_(set) {}
 
-  void add(const LayerProgram& program) { programs_.push_back(&program); }
+  void add(const LayerProgram& program) {
+    program.check();
+    programs_.push_back(&program);
+  }
 
   // Layers first .. last - 1 over rows at `x`, into `out`; with `keep`, the last of them over those rows alone.
   void run(int first, int last, const LayerStep& step, uintptr_t x, uintptr_t out, uintptr_t handed, uintptr_t keep,
@@ -233,8 +235,12 @@ void bind_layer(nb::module_& m) {
       .def("write", [](LayerStep& self, uintptr_t blocks, uintptr_t offsets) {
         self.writes.push_back({at<const int64_t>(blocks), at<const int64_t>(offsets)});
       })
-      .def("table", [](LayerStep& self, uintptr_t cos, uintptr_t sin, int64_t row, int dtype) {
-        self.tables.push_back({at<const char>(cos), at<const char>(sin), row, row_type(dtype)});
+      .def("table", [](LayerStep& self, int index, uintptr_t cos, uintptr_t sin, int64_t row, uintptr_t positions,
+                       int64_t rows, int dtype) {
+        if (index < 0 || index > 4096) throw std::invalid_argument("no such table");
+        if (self.tables.size() <= static_cast<size_t>(index)) self.tables.resize(index + 1);
+        self.tables[index] = {at<const char>(cos), at<const char>(sin), row, at<const int64_t>(positions), rows,
+                              row_type(dtype)};
       });
   nb::class_<LayerStack>(m, "LayerStack")
       .def(nb::init<const std::string&>())

@@ -49,6 +49,7 @@ void LayerProgram::check() const {
       if (!same) refuse("a sum does not fit its rows");
     }
   }
+  if (!attending.turn.pages) refuse("a layer attends");
   const Pages& pages = *attending.turn.pages;
   const int heads = attending.turn.q_heads;
   if (attending.group < 1 || heads != attending.group * pages.kv_heads) refuse("query heads share key heads evenly");
@@ -71,7 +72,8 @@ void LayerProgram::run_tile(const std::vector<Operation>& operations, const Tile
   const char* x = tile.x;
   for (const Operation& one : operations) {
     if (one.kind == Operation::Kind::linear) {
-      one.linear->run({tile.at(one.from), dtype_, width(one.from), tile.rows, tile.at(one.to), dtype_, width(one.to)},
+      const char* from = one.from == Place::x ? x : tile.at(one.from);
+      one.linear->run({from, dtype_, width(one.from), tile.rows, tile.at(one.to), dtype_, width(one.to)},
                       threads);
     } else if (one.kind == Operation::Kind::gate) {
       run_gate(kernels_, {one.act, dtype_, one.gated, width(one.to), tile.at(one.from), tile.at(one.to)}, tile.rows,
@@ -90,7 +92,8 @@ void LayerProgram::run(const LayerStep& step, KernelSet& attention, Workspace& s
   const int64_t rows = step.rows;
   const auto inside = [](int index, size_t size) { return index >= 0 && static_cast<size_t>(index) < size; };
   if (!inside(attending.plan, step.plans.size()) || !inside(attending.write, step.writes.size()) ||
-      (attending.turn.rope != Rope::none && !inside(attending.table, step.tables.size())))
+      (attending.turn.rope != Rope::none &&
+       (!inside(attending.table, step.tables.size()) || !step.tables[attending.table].cos)))
     refuse("the step was made for other layers");
   const Plan& plan = *step.plans[attending.plan];
   if (plan.tokens != rows || plan.group != attending.group) refuse("the plan was made for another step");
@@ -103,6 +106,9 @@ void LayerProgram::run(const LayerStep& step, KernelSet& attention, Workspace& s
     turn.cos = table.cos;
     turn.sin = table.sin;
     turn.table_row = table.row;
+    turn.positions = table.positions;
+    for (int64_t t = 0; table.positions && t < rows; t++)
+      if (table.positions[t] < 0 || table.positions[t] >= table.rows) refuse("a position is outside the tables");
     turn.table = table.dtype;
   }
   Tile tile{};

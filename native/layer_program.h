@@ -54,6 +54,8 @@ struct LayerStep {
     const char* cos;
     const char* sin;
     int64_t row;
+    const int64_t* positions;  // null: one row for each token, in order
+    int64_t rows;              // with positions: how many there are
     Dtype dtype;
   };
   int64_t rows = 0;

@@ -62,6 +62,10 @@ class NativeAttention:
         name: str = self._kernels.name
         return name
 
+    @property
+    def threads(self) -> int:
+        return self._threads or torch.get_num_threads()
+
     def write(self, k: torch.Tensor, v: torch.Tensor, pages: Pages, step: AttentionStep) -> None:
         k, v = _rows(k), _rows(v)
         if k.dtype is not v.dtype:
@@ -71,7 +75,7 @@ class NativeAttention:
         if k.shape[1:] != self._inner(pages.k) or v.shape[1:] != self._inner(pages.v):
             raise ConfigError("key", tuple(k.shape), f"the pages hold {tuple(self._inner(pages.k))} a token")
         self._kernels.write(
-            self._bound(pages),
+            self.bound(pages),
             _number("key", k.dtype),
             k.data_ptr(),
             k.stride(0),
@@ -82,7 +86,7 @@ class NativeAttention:
             step.write_blocks.data_ptr(),
             step.write_offsets.data_ptr(),
             k.shape[0],
-            self._threads or torch.get_num_threads(),
+            self.threads,
         )
 
     def attend(
@@ -105,8 +109,8 @@ class NativeAttention:
             raise ConfigError("sinks", tuple(sinks.shape), f"there are {heads} query heads")
         out = torch.empty((tokens, heads, pages.v.shape[-1]), dtype=q.dtype)
         self._kernels.attend(
-            self._plan(step, rule, heads // kv_heads, kv_heads),
-            self._bound(pages),
+            self.plan(step, rule, heads // kv_heads, kv_heads),
+            self.bound(pages),
             number,
             q.data_ptr(),
             q.stride(0),
@@ -115,7 +119,7 @@ class NativeAttention:
             rule.scale,
             rule.softcap or 0.0,
             0 if sinks is None else sinks.data_ptr(),
-            self._threads or torch.get_num_threads(),
+            self.threads,
         )
         return out
 
@@ -123,7 +127,8 @@ class NativeAttention:
         """(kv_heads, dim) of a view [units, kv_heads, block_tokens, dim]."""
         return torch.Size((view.shape[1], view.shape[3]))
 
-    def _plan(self, step: AttentionStep, rule: AttentionRule, group: int, kv_heads: int) -> Any:
+    def plan(self, step: AttentionStep, rule: AttentionRule, group: int, kv_heads: int) -> Any:
+        """The step's work for one kind of layer, cut once a step."""
         key = ("cpu", rule.window, rule.chunk_tokens, group, kv_heads)
         plan = step.memo.get(key)
         if plan is None:
@@ -142,7 +147,7 @@ class NativeAttention:
             step.memo[key] = plan
         return plan
 
-    def _bound(self, pages: Pages) -> Any:
+    def bound(self, pages: Pages) -> Any:
         """The pages as the extension knows them, made once: their addresses never change."""
         found = self._pages.get(id(pages))
         if found is None or found[0] is not pages:

@@ -142,6 +142,8 @@ class PagedCache:
         """What a model that counts its own positions is told: see `Bridge.logits`."""
         self.latent = LatentAttention()
         """What attends to latents; the bridge puts its own here, whose scratch memory is kept."""
+        self.layers: Any = None
+        """What runs the layers that have been fused, one step long: see `fused_run`."""
         self.slot_states: SlotStates | None = None
         """The constant states of the step's chunks, in a model that has them: see `recurrent`."""
         self._pages = pages

@@ -1,0 +1,200 @@
+"""The pass that puts native programs in the place of decoder layers: `fuse`.
+
+Owns the trial of every layer against Transformers' own forward, on real weights and a ragged batch: of the ways
+in which its parts could be wired the first that agrees takes its place, and its weights are let go of once they
+are packed. What is not recognised, or does not agree, is left alone and told.
+
+Invariant: a fused layer's forward gives what the layer gave, to rounding, over whatever pages the cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from octavo.errors import ModelError
+from octavo.kernels.cpu import NativeAttention
+from octavo.kernels.layer import Rope
+from octavo.models.bridge import PagedCache
+from octavo.models.fused_layer import FusedLayer, Packed, Wiring, candidates, let_go, pack
+from octavo.models.fused_parts import LayerParts, NotRecognised, read_layer
+from octavo.models.fused_run import FusedRun, LayerPrograms
+from octavo.models.fused_watch import LayerSeen, Watched, watch
+
+FUSED = "octavo_fused"
+"""The attribute of a model under which its fused layers are kept."""
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Of what a layer adds to its rows, the share that may differ; rounding gives about a tenth of it."""
+
+
+@dataclass(slots=True, eq=False)
+class Fusion:
+    """What became of a model's layers."""
+
+    layers: dict[int, FusedLayer] = field(default_factory=dict)
+    """By their place in the decoder."""
+    count: int = 0
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why a layer was left alone."""
+    why: str | None = None
+    """Why none was tried, where that is so."""
+
+    def __str__(self) -> str:
+        if self.why is not None:
+            return f"layers run as in Transformers: {self.why}"
+        told = f"{len(self.layers)} of {self.count} layers run as native programs, checked against Transformers' own"
+        by_reason: dict[str, list[int]] = {}
+        for layer, reason in self.reasons.items():
+            by_reason.setdefault(reason, []).append(layer)
+        for reason, layers in by_reason.items():
+            told += f"; {_span(layers)} not: {reason}"
+        return told
+
+
+def _span(layers: Sequence[int]) -> str:
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    return f"layers {layers[0]} to {layers[-1]}" if len(layers) > 3 else f"layers {', '.join(map(str, layers))}"
+
+
+def fuse(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) -> Fusion:
+    """Put programs in the place of the layers that are recognised. The model keeps them under `FUSED`."""
+    if getattr(model, FUSED, None) is not None:
+        raise ModelError("model", type(model).__name__, "its layers have been fused before")
+    try:
+        watched = watch(model, backend, max_model_len)
+    except Exception as error:  # noqa: BLE001 - models raise what they like when something is not as they expect
+        return Fusion(why=f"they could not be watched ({type(error).__name__}: {error})"[:200])
+    fusion = Fusion(count=len(watched.layers))
+    if not watched.layers:
+        fusion.why = "no single list of decoder layers was found"
+        return fusion
+    tables = _Tables(watched)
+    likely: Wiring | None = None
+    for number, seen in enumerate(watched.layers):
+        try:
+            made = _fused(seen, watched, backend, tables, likely)
+        except NotRecognised as why:
+            fusion.reasons[number] = str(why)
+            continue
+        likely = made.wiring
+        fusion.layers[number] = made
+        let_go(made.parts)
+        seen.module.forward = _forward(number)
+    if fusion.layers:
+        setattr(model, FUSED, fusion)
+    return fusion
+
+
+class _Tables:
+    """Which layers are given the same cosines and sines."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._seen: list[torch.Tensor] = []
+        self._watched = watched
+
+    def number(self, seen: LayerSeen) -> int:
+        pair = seen.tables(0)
+        if pair is None:
+            return 0
+        for number, known in enumerate(self._seen):
+            if known is pair[0]:
+                return number
+        self._seen.append(pair[0])
+        return len(self._seen) - 1
+
+
+def _fused(
+    seen: LayerSeen, watched: Watched, backend: NativeAttention, tables: _Tables, likely: Wiring | None
+) -> FusedLayer:
+    """The layer in the first wiring that agrees. Raises `NotRecognised` where there is none."""
+    steps = len(watched.steps)
+    if not seen.plain or len(seen.inputs) != steps or seen.module._forward_hooks or seen.module._forward_pre_hooks:
+        raise NotRecognised("it is not called with rows and gives rows")
+    if len(seen.rules) != steps or len(seen.stored) != steps or len(set(seen.stored)) != 1:
+        raise NotRecognised("it does not store and attend once a step")
+    pages = watched.pages[seen.stored[0]]
+    heads = (seen.q_shape[1], int(pages.k.shape[1]), int(pages.k.shape[3]))
+    dtype = seen.inputs[0].dtype
+    if dtype not in _TOLERANCE or pages.k.dtype is not dtype:
+        raise NotRecognised(f"its rows are {dtype}")
+    parts = read_layer(seen.module, seen.called, heads)
+    turned = seen.tables(0) is not None
+    wirings = list(candidates(parts, turned))
+    if not wirings:
+        raise NotRecognised(f"its parts are called in the order {parts.order}")
+    if likely in wirings:
+        wirings.insert(0, wirings.pop(wirings.index(likely)))
+    packed = pack(parts)
+    apart = []
+    for wiring in wirings:
+        made = _layer(seen, parts, packed, wiring, tables)
+        if made.rotary > heads[2] or made.rotary % 2:
+            continue
+        apart.append(_difference(made, seen, watched, backend))
+        if apart[-1] <= _TOLERANCE[dtype]:
+            return made
+    raise NotRecognised(f"no wiring of its parts gives what it gives (off by {min(apart, default=1.0):.1g})")
+
+
+def _layer(seen: LayerSeen, parts: LayerParts, packed: Packed, wiring: Wiring, tables: _Tables) -> FusedLayer:
+    pair = seen.tables(0)
+    entries = 0 if pair is None else int(pair[0].shape[-1])
+    rotary = 0 if wiring.rope is Rope.NONE else entries * (2 if wiring.rope is Rope.PAIRS_PACKED else 1)
+    return FusedLayer(
+        kv_layer=seen.stored[0],
+        parts=parts,
+        packed=packed,
+        wiring=wiring,
+        rule=seen.rules[0],
+        q_heads=seen.q_shape[1],
+        rotary=rotary,
+        table=tables.number(seen),
+    )
+
+
+def _difference(made: FusedLayer, seen: LayerSeen, watched: Watched, backend: NativeAttention) -> float:
+    """How far the program is from the layer, as a share of what the layer adds; the worst row of both steps."""
+    programs = LayerPrograms({0: made}, backend, watched.pages, {made.kv_layer: 0})
+    worst = 0.0
+    for number, step in enumerate(watched.steps):
+        given, right = seen.inputs[number], seen.outputs[number]
+        run = programs.begin((step,), given.shape[1], given.dtype)
+        out = run.layer(0, given, seen.tables(number)).float()
+        added = torch.linalg.vector_norm(right.float() - given.float(), dim=-1)
+        noise = torch.finfo(given.dtype).eps * torch.linalg.vector_norm(right.float(), dim=-1)
+        apart = torch.linalg.vector_norm(out - right.float(), dim=-1)
+        share = float(((apart - noise).clamp_min(0) / added.clamp_min(1e-30)).amax())
+        worst = max(worst, share) if share == share else float("inf")
+    return worst
+
+
+def _forward(number: int) -> Any:
+    """The forward of a fused layer: what runs it comes with the cache."""
+
+    def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        run = next((value.layers for value in kwargs.values() if isinstance(value, PagedCache)), None)
+        if not isinstance(run, FusedRun):
+            raise ModelError("model", "layers", "were fused for octavo's cache; load the model again to run it otherwise")
+        return run.layer(number, hidden_states, kwargs.get("position_embeddings"))
+
+    return forward
+
+
+def programs_of(
+    model: nn.Module, backend: Any, pages: dict[int, Any], group_of: dict[int, int]
+) -> LayerPrograms | None:
+    """The model's fused layers over these pages; None where it has none."""
+    fusion: Fusion | None = getattr(model, FUSED, None)
+    if fusion is None:
+        return None
+    if not isinstance(backend, NativeAttention):
+        raise ModelError("model", type(model).__name__, f"its layers were fused for native kernels, not {backend.name}")
+    return LayerPrograms(fusion.layers, backend, pages, group_of)
+
+

@@ -1,0 +1,147 @@
+"""Fused layers over one executor's pages: `LayerPrograms`, and one step through them, `FusedRun`.
+
+Owns the native programs of an executor, the rows that they share, and what they are told of each step: a plan
+for each kind of attention, places to write to for each group, tables to turn by. Called by the forwards that
+`fused` puts in the layers' place. Not for two threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from octavo.kernels.cpu import NativeAttention, load_native
+from octavo.kernels.interface import AttentionRule, AttentionStep, Pages
+from octavo.kernels.layer import NUMBERS, NormWeights
+from octavo.models.fused_layer import FusedLayer
+
+
+class LayerPrograms:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        layers: Mapping[int, FusedLayer],
+        backend: NativeAttention,
+        pages: Mapping[int, Pages],
+        group_of: Mapping[int, int],
+    ) -> None:
+        native: Any = load_native()
+        self.layers = dict(layers)
+        self.native = native
+        self.kernels = native.Layers(backend.instruction_set)
+        self.stack = native.LayerStack(backend.instruction_set)
+        self.place = {number: place for place, number in enumerate(self.layers)}
+        self._backend = backend
+        self._kinds: dict[tuple[int, int | None, int | None, int, int], tuple[int, AttentionRule]] = {}
+        self._groups: list[int] = []
+        self._programs = []
+        first = next(iter(self.layers.values()))
+        self.hidden = first.packed.output.out_features
+        self.threads = backend.threads
+        self._rows: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor | None]] = {}
+        for layer in self.layers.values():
+            own = pages[layer.kv_layer]
+            group = group_of[layer.kv_layer]
+            if group not in self._groups:
+                self._groups.append(group)
+            kv_heads = int(own.k.shape[1])
+            rule = layer.rule
+            key = (group, rule.window, rule.chunk_tokens, layer.q_heads // kv_heads, kv_heads)
+            plan, _ = self._kinds.setdefault(key, (len(self._kinds), rule))
+            dtype = layer.packed.output.storage
+            program = layer.program(
+                backend.instruction_set, dtype, backend.bound(own), [plan, self._groups.index(group), layer.table]
+            )
+            self.stack.add(program.native)
+            self._programs.append(program)
+
+    def begin(self, steps: tuple[AttentionStep, ...], rows: int, dtype: torch.dtype) -> FusedRun:
+        """What the layers are told of one step of `rows` packed tokens."""
+        told = self.native.LayerStep(rows, self._backend.threads)
+        for (group, _, _, share, kv_heads), (_, rule) in self._kinds.items():
+            told.plan(self._backend.plan(steps[group], rule, share, kv_heads))
+        for group in self._groups:
+            told.write(steps[group].write_blocks.data_ptr(), steps[group].write_offsets.data_ptr())
+        return FusedRun(self, told, *self._held(rows, dtype), steps)
+
+    def _held(self, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows [1, rows, hidden] that every layer works on, and those that are handed to modules."""
+        held = self._rows.get((rows, dtype))
+        if held is None:
+            if len(self._rows) >= 8:
+                self._rows.clear()
+            hands_on = any(layer.hands_on for layer in self.layers.values())
+            x = torch.empty((1, rows, self.hidden), dtype=dtype)
+            held = (x, torch.empty_like(x) if hands_on else None)
+            self._rows[rows, dtype] = held
+        return held
+
+
+class FusedRun:
+    """One step: see `LayerPrograms.begin`. The rows that it gives back are the next layer's to change."""
+
+    def __init__(
+        self,
+        programs: LayerPrograms,
+        told: Any,
+        rows: torch.Tensor,
+        handed: torch.Tensor | None,
+        steps: tuple[AttentionStep, ...],
+    ) -> None:
+        self._programs = programs
+        self._told = told
+        self._rows = rows
+        self._handed = handed
+        self._steps = steps  # their arrays are what `told` points to
+        self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def layer(
+        self, number: int, hidden: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> torch.Tensor:
+        """The layer over rows [1, tokens, hidden] -> likewise."""
+        programs = self._programs
+        layer = programs.layers[number]
+        if layer.rotary and layer.table not in self._tables:
+            self._turn_by(layer.table, tables)
+        hidden = hidden.contiguous()
+        handed = self._handed
+        out = self._rows
+        place = programs.place[number]
+        at = out.data_ptr()
+        programs.stack.run(
+            place, place + 1, self._told, hidden.data_ptr(), at, 0 if handed is None else handed.data_ptr(), 0, 0
+        )
+        if layer.module is not None:
+            given = handed if layer.hands_on and handed is not None else out
+            made = layer.module(given)
+            made = made[0] if isinstance(made, tuple) else made
+            self._add(out, made.contiguous(), layer.last_norm, layer.parts.multiplier)
+        return out
+
+    def _turn_by(self, number: int, tables: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        if tables is None:
+            raise ValueError("a layer that turns its heads was given no tables")
+        cos, sin = (table if table.stride(-1) == 1 else table.contiguous() for table in tables)
+        self._tables[number] = (cos, sin)
+        self._told.table(number, cos.data_ptr(), sin.data_ptr(), cos.stride(-2), 0, 0, NUMBERS[cos.dtype])
+
+    def _add(self, rows: torch.Tensor, delta: torch.Tensor, norm: NormWeights | None, by: float) -> None:
+        at = rows.data_ptr()
+        before = None if norm is None else norm.native
+        self._programs.kernels.residual(
+            NUMBERS[rows.dtype],
+            rows.shape[-1],
+            at,
+            delta.data_ptr(),
+            0,
+            before,
+            by,
+            at,
+            None,
+            0,
+            rows.shape[-2],
+            self._programs.threads,
+        )
