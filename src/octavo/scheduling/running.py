@@ -156,6 +156,11 @@ class RunningSet:
         self.last_token[rows] = tokens
         self.known[rows] += steps
 
+    def relearn_last(self, rows: Int32, tokens: Int32) -> None:
+        """Each row's last token turned out to be this one."""
+        self.outputs[rows, self.known[rows] - self.prompt[rows] - 1] = tokens
+        self.last_token[rows] = tokens
+
     def ended_by(self, rows: Int32, tokens: Int32) -> tuple[np.ndarray, np.ndarray]:
         """Two masks: the token is one of the row's stop ids; the row has reached its limit."""
         stopped = (self.stop_ids[rows] == tokens[:, None]).any(axis=1)

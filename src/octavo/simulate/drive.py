@@ -132,33 +132,38 @@ class Simulation:
     def _take_leap(self) -> bool:
         scheduler = self.core.scheduler
         steps = min(quiet_steps(scheduler, self._refused_for), _MOST_STEPS)
-        if steps < 2:
+        if not steps:
             return False
         rows = scheduler.running.live_rows()
         positions = scheduler.running.computed[rows]
-        steps = min(steps, self.executor.steps_before_a_stop(rows, positions))
-        if steps < 2:
-            return False
+        steps = min(steps, self.executor.steps_before_a_stop(rows, positions) + 1)
         moments = self.executor.run_ns(positions, self.now_ns, steps)
         coming = self.source.next_ns()
         if coming is not None:
             # A step that is planned at the moment of an arrival plans with it.
             steps = int(np.searchsorted(moments[:-1], coming, side="left"))
-            if steps < 2:
+            if not steps:
                 return False
-        tokens = self.executor.tokens_between_stops(rows)
-        run = advance(scheduler, tokens, moments[: steps + 1] / NANOSECONDS, self._refused_for)
+        tokens, last = self.executor.tokens_between_stops(rows), self.executor.tokens_at(rows, positions + steps)
+        before = scheduler.drain_events()
+        run = advance(scheduler, tokens, moments[: steps + 1] / NANOSECONDS, self._refused_for, last)
         if run is None:
+            self._tell(before)
             return False
         self.now_ns = self.executor.clock_ns = int(moments[run.steps])
         self.leaps += 1
-        self._tell([*scheduler.drain_events(), run])
+        if run.ended:
+            self._refused_for = None
+        self._tell([*before, run] if before else (run,))
         return True
 
     def _tell(self, happenings: Sequence[Happening]) -> None:
         for event in happenings:
             if isinstance(event, Finished):
                 self.source.ended(event.record.request_id, self.now_ns)
+            elif isinstance(event, DecodeRun):
+                for end in event.ended:
+                    self.source.ended(end.record.request_id, self.now_ns)
         for watcher in self.watchers:
             watcher.observe(happenings)
             watcher.at_rest(self.now_ns, self.core.scheduler)

@@ -103,7 +103,7 @@ class SimExecutor:
         ready_ns = nanoseconds(plan.planned_s) + self._host_ns(shape)
         self.clock_ns = max(self.clock_ns, ready_ns) + nanoseconds(self.cost.step_seconds(shape))
         positions = plan.starts + plan.counts
-        tokens = np.where(positions == self._stop_at[plan.rows], self._stop[plan.rows], self._filler[plan.rows])
+        tokens = self.tokens_at(plan.rows, positions)
         tokens[~plan.samples] = NO_TOKEN
         return StepResult(plan.number, tokens, self.clock_s)
 
@@ -114,6 +114,10 @@ class SimExecutor:
         stop_at = self._stop_at[rows]
         left = np.where(stop_at == NEVER, _FOREVER, stop_at - positions - 1)
         return int(left.min(initial=_FOREVER))
+
+    def tokens_at(self, rows: Int32, positions: Int64) -> Int32:
+        """What each row's token at this position would be."""
+        return np.where(positions == self._stop_at[rows], self._stop[rows], self._filler[rows])
 
     def tokens_between_stops(self, rows: Int32) -> Int32:
         return self._filler[rows]

@@ -187,6 +187,9 @@ class Measured:
         self._gap_runs.append((took[1:], sequences))
         self._last_s[ids] = run.moments[-1]
         self.end_s = float(run.moments[-1])
+        for end in run.ended:
+            self.ended[end.reason] += 1
+            self._record(end.record)
 
     def _widen(self, sequence_id: int) -> None:
         if sequence_id >= len(self._last_s):

@@ -114,7 +114,7 @@ def _play(cast: tuple[_Role, ...], tokens: int, policies: Policies, *, seats: in
         for one in cast
     )
     told = _Told(tuple(one.name for one in cast))
-    Simulation(core, OpenLoop(requests), [told]).run()
+    Simulation(core, OpenLoop(requests), [told], leap=False).run()
     _require(is_empty(cache), f"{cache.pool.free.count} of {cache.pool.slabs} blocks are free at the end")
     _require(len(told.ended) == len(cast), f"only {', '.join(told.ended)} ended")
     return told, cache

@@ -1,0 +1,175 @@
+"""The blocks of many decode steps at once, in the order of single steps: `take_blocks`.
+
+A step slides windows and reserves before it is computed; once it is, blocks that are full become READY and, where
+they are reused, findable. Only the steps in which one of these happens are looked at. Where any free block will do
+and nothing is given up, they are taken in one call.
+
+Invariant: tables, slots, keys and evictions end as after single steps; the step that lacks a block has taken none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo.errors import InvariantViolation
+from octavo.memory.values import Int32, Int64, Shortfall
+from octavo.scheduling.keeping import key_filled
+
+if TYPE_CHECKING:
+    from octavo.memory.cache import KVCache
+    from octavo.memory.pool import BlockPool
+    from octavo.memory.sharing import Sharing
+    from octavo.scheduling.scheduler import Scheduler
+
+Due = dict[int, Int64]
+"""By step: places among the rows at which something is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What is asked: decode steps of rows from these positions on, the first of them plan number `first`."""
+
+    positions: Int64
+    first: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """By step that had its blocks: slabs then free, kept blocks given up."""
+
+    free_slabs: Int64
+    evicted: Int64
+
+
+def take_blocks(scheduler: Scheduler, rows: Int32, asked: Blocks) -> Taken:
+    """Reserve and commit for these steps, or for as many as there are blocks for."""
+    cache = scheduler.cache
+    crossings = _crossings(cache, rows, asked)
+    pool, sharing = cache.pool, cache.sharing
+    wanted = sum(len(places) for places in crossings.values())
+    if _plain(pool) and not cache.gives_up and (sharing is None or wanted <= pool.free.count):
+        return _at_once(scheduler, rows, asked, crossings)
+    return _in_order(scheduler, rows, asked, crossings)
+
+
+def first_slide(cache: KVCache, rows: Int32, positions: Int64, steps: int) -> int:
+    """Steps before the first that begins with giving up blocks; `steps` if none does."""
+    slides = _slides(cache, rows, positions, steps)
+    return slides[0] if slides else steps
+
+
+def until_full(positions: Int64, size: int) -> Int64:
+    """Decode steps from each position on that complete no block."""
+    return size - 1 - positions % size
+
+
+def _at_once(scheduler: Scheduler, rows: Int32, asked: Blocks, crossings: Due) -> Taken:
+    """One group, a block a slab: many blocks are those that come one by one."""
+    cache, pool = scheduler.cache, scheduler.cache.pool
+    taken = np.zeros(asked.steps, dtype=np.int64)
+    for step, places in crossings.items():
+        taken[step] = len(places)
+    taken = taken.cumsum()
+    enough = int(np.searchsorted(taken, pool.free.count, side="right"))
+    free_slabs: Int64 = (pool.available_slabs - taken)[:enough]
+    growing = [rows[places] for step, places in crossings.items() if step < enough]
+    if growing:
+        again = np.concatenate(growing)
+        got = pool.take([len(again)])
+        if isinstance(got, Shortfall):
+            raise InvariantViolation("reserve-all-or-nothing", f"{len(again)} blocks were free, then were not")
+        cache.tables[0].append_repeated(again, got[0])
+    cache.commit(rows, asked.positions + enough)
+    if cache.sharing is not None:
+        _key(scheduler, cache.sharing, rows, asked.positions, free_slabs)
+    return Taken(free_slabs, np.zeros(enough, dtype=np.int64))
+
+
+def _key(scheduler: Scheduler, sharing: Sharing, rows: Int32, positions: Int64, free_slabs: Int64) -> None:
+    """Blocks that were completed in these steps become findable, by step, then row."""
+    size, pool = sharing.directory.space.block_tokens, scheduler.cache.pool
+    for step, places in by_step(until_full(positions, size), size, len(free_slabs)):
+        before = pool.available_slabs
+        key_filled(scheduler, sharing, rows[places], positions[places] + step + 1)
+        free_slabs[step + 1 :] += pool.available_slabs - before
+
+
+def _in_order(scheduler: Scheduler, rows: Int32, asked: Blocks, crossings: Due) -> Taken:
+    """Whatever is due, step by step."""
+    cache, steps = scheduler.cache, asked.steps
+    free_slabs = np.full(steps, cache.pool.available_slabs, dtype=np.int64)
+    evicted = np.zeros(steps, dtype=np.int64)
+    slides = set(_slides(cache, rows, asked.positions, steps))
+    filled: Due = {}
+    if cache.sharing is not None:
+        size = cache.sharing.directory.space.block_tokens
+        filled = dict(by_step(until_full(asked.positions, size), size, steps))
+    for step in sorted(slides.union(crossings, filled)):
+        at = asked.positions + step
+        cache.commit(rows, at)
+        cache.settle(asked.first + step - 1)
+        if step in slides:
+            cache.slide(rows)
+        places = crossings.get(step)
+        if places is not None and isinstance(cache.reserve_many(rows[places], at[places] + 1), Shortfall):
+            return Taken(free_slabs[:step], evicted[:step])
+        free_slabs[step:] = cache.pool.available_slabs
+        if step in filled and cache.sharing is not None:
+            cache.commit(rows, at + 1)
+            key_filled(scheduler, cache.sharing, rows[filled[step]], at[filled[step]] + 1)
+            free_slabs[step + 1 :] = cache.pool.available_slabs
+        evicted[step] = scheduler.evictions_untold()
+    cache.commit(rows, asked.positions + steps)
+    return Taken(free_slabs, evicted)
+
+
+def _crossings(cache: KVCache, rows: Int32, asked: Blocks) -> Due:
+    """Steps in which some of `rows` need a block of some group, with their places, both in order."""
+    due: dict[int, list[Int64]] = {}
+    for group, table in zip(cache.layout.groups, cache.tables, strict=True):
+        if group.block_tokens:
+            room = table.counts[rows] * group.block_tokens - asked.positions
+            for step, places in by_step(room, group.block_tokens, asked.steps):
+                due.setdefault(step, []).append(places)
+    if len(cache.tables) == 1:
+        return {step: places[0] for step, places in due.items()}
+    return {step: np.unique(np.concatenate(due[step])) for step in sorted(due)}
+
+
+def _slides(cache: KVCache, rows: Int32, positions: Int64, steps: int) -> list[int]:
+    """Steps, in order, that begin with giving up blocks of some row."""
+    due = np.zeros(steps, dtype=bool)
+    if not cache.gives_up or not steps:
+        return []
+    at = positions[:, None] + np.arange(steps)
+    for group, table in zip(cache.layout.groups, cache.tables, strict=True):
+        if group.slides:
+            firsts = np.concatenate([table.firsts[rows][:, None], group.first_block(at)], axis=1)
+            due |= (np.diff(firsts, axis=1) > 0).any(axis=0)
+    found: list[int] = np.flatnonzero(due).tolist()
+    return found
+
+
+def _plain(pool: BlockPool) -> bool:
+    """One group, a block a slab, any free one will do: many blocks at once are those that come one by one."""
+    return pool.blocks_per_slab == (1,) and not pool.contiguous
+
+
+def by_step(firsts: Int64, every: int, steps: int) -> Iterator[tuple[int, Int64]]:
+    """Steps below `steps`, in order, at which something is due: of place i first at `firsts[i]`, then periodically."""
+    places = np.flatnonzero(firsts < steps)
+    if not len(places):
+        return
+    many = -(-(steps - firsts[places]) // every)
+    place = np.repeat(places, many)
+    turn = np.arange(len(place)) - np.repeat(np.cumsum(many) - many, many)
+    at = firsts[place] + turn * every
+    order = np.lexsort((place, at))
+    at, place = at[order], place[order]
+    step_of, starts = np.unique(at, return_index=True)
+    yield from zip(step_of.tolist(), np.split(place, starts[1:]), strict=True)
