@@ -43,6 +43,7 @@ Reason = Literal[
     "disk_full",
     "short_write",
     "no_room",
+    "busy",
     "closed",
 ]
 """Why a block was not served, or not kept."""

@@ -78,10 +78,6 @@ class DiskStore(Protocol):
         """What these hold is not found by a later run either, if the disk can be written."""
         ...
 
-    def flush(self) -> Reason | None:
-        """Ask the disk to have everything; nothing relies on it."""
-        ...
-
     def stats(self) -> DiskStats: ...
 
     def close(self) -> None:
