@@ -46,6 +46,10 @@ class FreeStack:
 
     def give(self, slabs: Int32) -> None:
         n = len(slabs)
+        if n == 1:
+            self._stack[self._top] = slabs[0]
+            self._top += 1
+            return
         self._stack[self._top : self._top + n] = slabs[::-1]
         self._top += n
 

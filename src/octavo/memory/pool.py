@@ -21,6 +21,7 @@ from octavo.memory.slots import GroupSlots, SlotState
 from octavo.memory.values import Int32, Shortfall
 
 NO_OWNER = -1
+_EMPTY, _DRAINING = SlotState.EMPTY, SlotState.DRAINING
 
 
 class BlockPool:
@@ -110,6 +111,9 @@ class BlockPool:
     def count_cached(self, group: int, slots: Int32, change: int) -> None:
         """These READY slots have lost their last reference (+1), or gained their first or are to go (-1)."""
         self.cached[group] += change * len(slots)
+        if len(slots) == 1:
+            self._cached_in[int(slots[0]) // self.blocks_per_slab[group]] += change
+            return
         np.add.at(self._cached_in, slots // self.blocks_per_slab[group], change)
 
     def count_unsaved(self, group: int, slot: int, change: int) -> None:
@@ -194,6 +198,16 @@ class BlockPool:
     def give(self, group: int, slots: Int32) -> None:
         """Unreferenced slots -> EMPTY; a slab left without a slot in use is free for every group."""
         columns = self.slots[group]
+        if len(slots) == 1:  # cached blocks are given up one by one, very many of them
+            slot = int(slots[0])
+            self.draining[group] -= columns.move_one(slot, _EMPTY) == _DRAINING
+            if self.blocks_per_slab[group] == 1:
+                self.used[slot] = 0
+                self.owner[slot] = NO_OWNER
+                self.free.give(slots)
+            else:
+                self._give_one(group, slot // self.blocks_per_slab[group])
+            return
         self.draining[group] -= int(np.count_nonzero(columns.state[slots] == SlotState.DRAINING))
         columns.move(slots, SlotState.EMPTY)
         per_slab = self.blocks_per_slab[group]
