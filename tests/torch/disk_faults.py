@@ -1,13 +1,14 @@
-"""A small pool on disk, and system calls that fail, cut short or die as told."""
+"""A few slots on disk, and system calls that fail, cut short or die as told."""
 
 from __future__ import annotations
 
 import os
 import random
 
-from octavo.runtime.disk import DiskPool
 from octavo.runtime.disk_files import RealSyscalls
 from octavo.runtime.disk_format import Identity, Places, checksum
+from octavo.runtime.disk_slots import DiskSlots
+from octavo.runtime.disk_store import Placed
 
 SIZE = 700
 PLACES = Places.of(SIZE)
@@ -23,12 +24,22 @@ def payload(n, version=0):
 
 
 def opened(path, slots=4, identity=MODEL, size=SIZE, syscalls=None):
-    return DiskPool(path, identity, size, Places.of(size).file_bytes(slots), syscalls)
+    return DiskSlots(path, identity, size, Places.of(size).file_bytes(slots), syscalls)
 
 
-def read(pool, n):
-    into = bytearray(pool.block_bytes)
-    return pool.get(key(n), into) or bytes(into)
+def put(disk, n, version=0):
+    return disk.write([Placed(n % disk.slots, key(n), payload(n, version))])[0]
+
+
+def read(disk, n):
+    """Block n from wherever it lies, or why not."""
+    into = bytearray(disk.block_bytes)
+    slot = dict(disk.stored()).get(key(n), n % disk.slots)
+    return disk.read([Placed(slot, key(n), into)])[0] or bytes(into)
+
+
+def keys(disk):
+    return [key for key, _ in disk.stored()]
 
 
 def flip(path, at, mask=1):
@@ -40,9 +51,9 @@ def flip(path, at, mask=1):
         file.write(bytes([byte ^ mask]))
 
 
-def abandon(pool):
-    """What is left of a pool whose process has died."""
-    os.close(pool.file._descriptor)
+def abandon(disk):
+    """As if its process had died."""
+    os.close(disk._descriptor)
 
 
 class Killed(BaseException):

@@ -17,8 +17,9 @@ from octavo.cost.transfer import TransferLaw
 from octavo.memory.layout import Layout
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
-from octavo.runtime.disk import DiskPool
-from octavo.runtime.disk_format import KEY_BYTES, Identity
+from octavo.runtime.disk_format import KEY_BYTES, Identity, Places
+from octavo.runtime.disk_slots import DiskSlots
+from octavo.runtime.disk_store import Placed
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 """Blocks in one order."""
@@ -65,21 +66,23 @@ def _disk_laws(
     path = folder / "octavo-calibration.blocks"
     identity = Identity.of("calibration", copier.host.layout.signature, copier.host.layout.groups[group].name)
     keys = [bytes([place]) * KEY_BYTES for place in range(max(counts))]
-    pool = DiskPool(path, identity, size, 2 * len(keys) * (size + 65_536) + 65_536)
+    disk = DiskSlots(path, identity, size, Places.of(size).file_bytes(len(keys)))
+
+    def blocks(count: int) -> list[Placed]:
+        return [Placed(slot, keys[slot], copier.host_block(group, slot)) for slot in range(count)]
+
     try:
 
         def store(count: int) -> None:
-            for slot in range(count):
-                pool.put(keys[slot], copier.host_block(group, slot))
+            disk.write(blocks(count))
 
         def load(count: int) -> None:
-            for slot in range(count):
-                pool.get(keys[slot], copier.host_block(group, slot))
+            disk.read(blocks(count))
 
         store(max(counts))
         return _laws({"store": store, "load": load}, counts, size)
     finally:
-        pool.close()
+        disk.close()
         path.unlink(missing_ok=True)
 
 
