@@ -23,6 +23,7 @@ LOW, HIGH = 0.1, 0.9
 _TRIM = 0.2
 _MOST_KNOTS = 4
 _LEAST_IN_A_KNOT = 60
+_LEAST_POINTS_IN_A_KNOT = 20
 _HOST = (STEP, "chunks", "tokens", "sampled", "long")
 
 
@@ -67,7 +68,8 @@ def learn(samples: Sequence[Sample], laws: Sequence[Law]) -> Learned:
     expected = step.left_out + host.left_out
     together = (points.device + points.host) / expected
     singly = np.concatenate([each / seconds for each, seconds in zip(points.singly, expected, strict=True)])
-    seconds = np.repeat(expected, [len(each) for each in points.singly])
+    repeats = np.array([len(each) for each in points.singly])
+    seconds, weights = np.repeat(expected, repeats), np.repeat(1 / repeats, repeats)
     errors = {
         "step_median": step.error,
         "step_p90": float(np.quantile(np.abs(step.left_out / points.device - 1), 0.9)),
@@ -76,21 +78,30 @@ def learn(samples: Sequence[Sample], laws: Sequence[Law]) -> Learned:
         "noise_median": _noise(points.singly),
     }
     run = (float(np.quantile(together, LOW)), float(np.quantile(together, HIGH)))
-    return Learned(step, host, knots_of(seconds, singly), run, errors)
+    return Learned(step, host, knots_of(seconds, singly, weights), run, errors)
 
 
-def knots_of(seconds: Float64, ratios: Float64) -> tuple[Knot, ...]:
-    """Quantiles of the ratios of steps that take about as long, in groups of equal number."""
+def knots_of(seconds: Float64, ratios: Float64, weights: Float64) -> tuple[Knot, ...]:
+    """Quantiles of the ratios of steps that take about as long, in groups of equal weight."""
     order = np.argsort(seconds, kind="stable")
-    groups = max(1, min(_MOST_KNOTS, len(order) // _LEAST_IN_A_KNOT))
+    reached = np.cumsum(weights[order])
+    groups = max(1, min(_MOST_KNOTS, len(order) // _LEAST_IN_A_KNOT, int(reached[-1]) // _LEAST_POINTS_IN_A_KNOT))
+    cuts = np.searchsorted(reached, reached[-1] * np.arange(1, groups) / groups)
     return tuple(
         Knot(
-            float(np.exp(np.log(seconds[group]).mean())),
-            float(np.quantile(ratios[group], LOW)),
-            float(np.quantile(ratios[group], HIGH)),
+            float(np.exp(np.average(np.log(seconds[group]), weights=weights[group]))),
+            weighted_quantile(ratios[group], weights[group], LOW),
+            weighted_quantile(ratios[group], weights[group], HIGH),
         )
-        for group in np.array_split(order, groups)
+        for group in np.split(order, cuts)
     )
+
+
+def weighted_quantile(values: Float64, weights: Float64, share: float) -> float:
+    """The value below which `share` of the weight lies, half of a value's own weight being below it."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order]) - weights[order] / 2
+    return float(np.interp(share * weights.sum(), below, values[order]))
 
 
 def _points(samples: Sequence[Sample], laws: Sequence[Law]) -> _Points:
