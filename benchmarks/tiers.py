@@ -1,9 +1,11 @@
 """What moving whole blocks costs beside the least it could cost.
 
 Between two arenas: the mover's demote and promote against one plain copy of the same bytes, for blocks that lie
-apart and for neighbours. On disk: `DiskPool` written and read through, against large sequential writes and reads of
-as many bytes on the same file system (in the page cache unless --size exceeds memory; both sides alike, so the price
-of checksums and system calls shows in full). Repetitions are interleaved. Prints a table, then one JSON line.
+apart and for neighbours. On disk: the stores written and read through in the mover's batches, against large
+sequential writes and reads of as many bytes on the same file system into the same memory (in the page cache unless
+--mib exceeds memory; both sides alike, so the price of checksums and system calls shows in full). Writes of the file
+are flushed on both sides; those of the folder, whose files nobody flushes, on neither. Repetitions are interleaved.
+Prints a table, then one JSON line.
 
     python benchmarks/tiers.py --block-kib 512 --mib 256 --folder /var/tmp
 """
@@ -11,6 +13,7 @@ of checksums and system calls shows in full). Repetitions are interleaved. Print
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -31,8 +34,10 @@ from octavo.memory.groups import StateGroup
 from octavo.memory.layout import Layout, make_layout
 from octavo.memory.transfers import Ended, Order, Route
 from octavo.runtime.arena import Arena
-from octavo.runtime.disk import DiskPool
-from octavo.runtime.disk_format import Identity, Places, block_checksum, checksum
+from octavo.runtime.disk_folder import DiskFolder
+from octavo.runtime.disk_format import HEADER_BYTES, Identity, Places, block_checksum, checksum
+from octavo.runtime.disk_slots import DiskSlots
+from octavo.runtime.disk_store import DiskStore, Placed
 from octavo.runtime.mover import Mover
 
 BLOCK_TOKENS = 16
@@ -105,8 +110,10 @@ def arena_rows(layout: Layout, blocks: int, repeats: int) -> list[dict[str, Any]
     neighbours = tuple(range(blocks))
     base = "plain copy"
 
+    numbers = itertools.count(1)
+
     def moved(route: Route, slots: tuple[int, ...]) -> Callable[[], None]:
-        return lambda: finish(mover, Order(route, 0, slots, neighbours))
+        return lambda: finish(mover, Order(next(numbers), route, 0, slots, neighbours))
 
     def plain() -> None:
         device.bytes.copy_(host.bytes)
@@ -122,15 +129,15 @@ def arena_rows(layout: Layout, blocks: int, repeats: int) -> list[dict[str, Any]
 
 
 def finish(mover: Mover, order: Order) -> None:
-    """The engine would do something else meanwhile; this waits, and adds at most the length of a nap."""
+    """The engine would do something else meanwhile; this waits."""
     mover.submit(order)
     while True:
-        for notice in mover.poll():
+        for notice in mover.poll(time.monotonic()):
             if isinstance(notice, Ended):
                 if notice.status != "done":
                     raise SystemExit(f"the copy was not made: {notice.status}, {notice.reasons[:3]}")
                 return
-        time.sleep(0.0002)
+        mover.wait()
 
 
 def disk_rows(folder: Path, layout: Layout, blocks: int, repeats: int) -> list[dict[str, Any]]:
@@ -139,60 +146,67 @@ def disk_rows(folder: Path, layout: Layout, blocks: int, repeats: int) -> list[d
     host.bytes.random_(0, 255)
     memory = memoryview(host.bytes.numpy())
     arena = [memory[index * size : (index + 1) * size] for index in range(blocks)]
-    keys = [checksum(b"%d" % index) for index in range(blocks)]
-    apart = list(range(blocks))
-    random.Random(0).shuffle(apart)
-    pool = DiskPool(
-        folder / "pool",
-        Identity.of("benchmark", layout.signature, "full"),
-        size,
-        Places.of(size).file_bytes(blocks),
-    )
+    placed = [Placed(slot, checksum(b"%d" % slot), block) for slot, block in enumerate(arena)]
+    apart = random.Random(0).sample(placed, blocks)
+    identity = Identity.of("benchmark", layout.signature, "full")
+    slots = DiskSlots(folder / "slots", identity, size, Places.of(size).file_bytes(blocks))
+    files = DiskFolder(folder / "files", identity, size, blocks * (HEADER_BYTES + size))
     plain = os.open(folder / "plain", os.O_RDWR | os.O_CREAT, 0o600)
     os.posix_fallocate(plain, 0, len(memory))
+    per_batch = max(1, CHUNK // size)
 
-    def check(reasons: Sequence[str | None]) -> None:
-        if any(reasons):
-            raise SystemExit(f"the disk refused: {reasons}")
+    def in_batches(act: Callable[[Sequence[Placed]], Sequence[str | None]], order: Sequence[Placed]) -> None:
+        for start in range(0, blocks, per_batch):
+            reasons = act(order[start : start + per_batch])
+            if any(reasons):
+                raise SystemExit(f"the disk refused: {reasons}")
+
+    def read(store: DiskStore, order: Sequence[Placed]) -> Callable[[], None]:
+        return lambda: in_batches(store.read, order)
 
     def write_plain() -> None:
         for start in range(0, len(memory), CHUNK):
             os.pwrite(plain, memory[start : start + CHUNK], start)
+
+    def write_plain_flushed() -> None:
+        write_plain()
         os.fdatasync(plain)
 
-    def write_pool() -> None:
-        for start in range(0, blocks, per_batch):
-            check(pool.put_all(keys[start : start + per_batch], arena[start : start + per_batch]))
-        pool.flush()
+    def write_slots() -> None:
+        in_batches(slots.write, placed)
+        slots.flush()
+
+    def write_files() -> None:
+        files.forget(range(blocks))
+        in_batches(files.write, placed)
 
     def read_plain() -> None:
         for start in range(0, len(memory), CHUNK):
             os.preadv(plain, [memory[start : start + CHUNK]], start)
 
-    def read_pool(order: Sequence[int]) -> None:
-        for start in range(0, blocks, per_batch):
-            part = order[start : start + per_batch]
-            check(pool.get_all([keys[index] for index in part], [arena[index] for index in part]))
-
     def hash_alone() -> None:
         for block in arena:
             block_checksum(block)
 
-    per_batch = max(1, CHUNK // size)
+    flushed, cached, sequential = "sequential write, flushed", "sequential write", "sequential read"
     try:
         return measured(
             [
-                Case("sequential write", "sequential write", write_plain),
-                Case("pool write", "sequential write", write_pool),
-                Case("sequential read", "sequential read", read_plain),
-                Case("pool read, neighbours", "sequential read", lambda: read_pool(range(blocks))),
-                Case("pool read, apart", "sequential read", lambda: read_pool(apart)),
-                Case("checksum alone", "sequential read", hash_alone),
+                Case(flushed, flushed, write_plain_flushed),
+                Case("slots, write", flushed, write_slots),
+                Case(sequential, sequential, read_plain),
+                Case("slots, read neighbours", sequential, read(slots, placed)),
+                Case("slots, read apart", sequential, read(slots, apart)),
+                Case("checksums alone", sequential, hash_alone),
+                Case(cached, cached, write_plain),
+                Case("folder, write", cached, write_files),
+                Case("folder, read", sequential, read(files, placed)),
             ],
             repeats,
         )
     finally:
-        pool.close()
+        slots.close()
+        files.close()
         os.close(plain)
 
 

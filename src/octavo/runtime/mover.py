@@ -1,9 +1,10 @@
 """Moves whole blocks between tiers, beside the engine: a thread for the arenas, another for the disk.
 
-    engine's thread                      a lane's thread
-    submit(order) -> number   --queue--> one order at a time, in batches, within the budget
-    poll() -> notices         <--ended-- status, bytes and a reason for each block
-    cancel(number)                       seen between two batches; the batch under way is always finished
+    engine's thread              a lane's thread
+    submit(order)     --queue--> one order at a time, in batches, within the budget
+    poll() -> notices <--ended-- status, bytes and a reason for each block
+    cancel(number)               seen between two batches; the batch under way is always finished
+    forget(slots)     --queue--> in turn, so that what is stored there afterwards stays
 
 Owns the copies and their order; decides nothing about who holds a slot. Invariant: every order is answered by one
 `Ended`, never while a copy may still touch its slots, whatever happens to the copy, its deadline or its completion.
@@ -19,12 +20,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from octavo.errors import ConfigError, InvariantViolation
+from octavo.memory.transfers import LANES, SIDES, Ended, Lane, Notice, Order, Status, Tier, TimedOut
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
-from octavo.runtime.disk import DiskPool
-from octavo.memory.transfers import LANES, Ended, Notice, Order, Status, TimedOut
+from octavo.runtime.disk_format import KEY_BYTES
+from octavo.runtime.disk_store import DiskStore, Placed
 
 Clock = Callable[[], float]
+
+WAIT_S = 0.02
+"""The longest that `wait` waits."""
 
 
 class Faults(Protocol):
@@ -54,9 +59,8 @@ class Budget:
                 raise ConfigError(name, value, "must be positive")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Transfer:
-    number: int
     order: Order
     deadline: float | None
     after: Any
@@ -68,30 +72,40 @@ class _Transfer:
     ended: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Erasure:
+    group: int
+    slots: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Lane:
-    name: str
+    name: Lane
     batch_bytes: int
     bytes_per_second: float | None
-    queue: deque[_Transfer] = field(default_factory=deque)
-    current: int | None = None
+    queue: deque[_Transfer | _Erasure] = field(default_factory=deque)
+    current: _Transfer | None = None
     next_start: float = 0.0
     thread: threading.Thread | None = None
 
+    @property
+    def is_dead(self) -> bool:
+        return self.thread is not None and not self.thread.is_alive()
+
 
 class Mover:
-    """`device` and `host` have one layout; `disk` has a pool for each group, or is empty.
+    """A `memory.transfers.Mover`. `device` and `host` have one layout; `disk` has a store for each group, or is empty.
 
-    `submit`, `cancel`, `poll` and `close` belong to one thread, the engine's, and none of the first three waits for
-    a copy. `after_order` may be set to a wake-up call that lanes make
-    whenever something has ended.
+    Its methods belong to one thread, the engine's, and none but `wait` and `close` waits for anything. Deadlines are
+    kept by its own clock, which runs on while the engine computes. `after_order` may be set to a wake-up call that
+    lanes make whenever something has ended.
     """
 
     def __init__(
         self,
         device: Arena,
         host: Arena,
-        disk: Sequence[DiskPool] = (),
+        disk: Sequence[DiskStore] = (),
         *,
         budget: Budget | None = None,
         clock: Clock = time.monotonic,
@@ -99,20 +113,23 @@ class Mover:
     ) -> None:
         budget = budget or Budget()
         sizes = [group.block_bytes for group in device.layout.groups]
-        if disk and [pool.block_bytes for pool in disk] != sizes:
+        if disk and [store.block_bytes for store in disk] != sizes:
             raise ConfigError(
-                "disk_path", [pool.block_bytes for pool in disk], f"pools must hold blocks of {sizes} bytes"
+                "disk_path", [store.block_bytes for store in disk], f"stores must hold blocks of {sizes} bytes"
             )
         self.copier = BlockCopier(device, host)
         self.disk = tuple(disk)
         self.after_order: Callable[[], None] | None = None
+        self.erasures_failed = 0
+        """Times that records could not be erased, for a reason that no store names."""
         self._sizes = sizes
         self._clock = clock
         self._faults = faults
         self._lock = threading.Condition()
         self._open: dict[int, _Transfer] = {}
         self._ended: deque[_Transfer] = deque()
-        self._numbers = 0
+        self._news = False
+        """Whether there may be something to poll, deadlines apart."""
         self._closing = False
         self._lanes = {
             "arenas": _Lane("arenas", budget.batch_bytes, budget.bytes_per_second),
@@ -124,46 +141,59 @@ class Mover:
 
     # ---- the engine's thread
 
-    def submit(self, order: Order) -> int:
-        """Queue an order; the number under which its end will be reported."""
+    def submit(self, order: Order) -> None:
         self._check(order)
-        after = self.copier.mark()
+        after = self.copier.mark() if LANES[order.route] == "arenas" else None
         deadline = None if order.timeout is None else self._clock() + order.timeout
+        transfer = _Transfer(order, deadline, after, ["not_begun"] * order.blocks)
         with self._lock:
-            self._numbers += 1
-            transfer = _Transfer(self._numbers, order, deadline, after, ["not_begun"] * order.blocks)
-            self._open[transfer.number] = transfer
+            self._open[order.number] = transfer
             self._lanes[LANES[order.route]].queue.append(transfer)
             self._lock.notify_all()
-        return transfer.number
 
-    def cancel(self, number: int) -> bool:
-        """Begin no further batch of it. Its end is reported as ever; false if it was already."""
+    def cancel(self, number: int) -> None:
+        """Begin no further batch of it; nothing, if its end was reported already."""
         with self._lock:
             transfer = self._open.get(number)
-            if transfer is None:
-                return False
-            transfer.stopped = transfer.stopped or "cancelled"
-            self._lock.notify_all()
-        return True
+            if transfer is not None:
+                transfer.stopped = transfer.stopped or "cancelled"
+                self._news = True
+                self._lock.notify_all()
 
-    def poll(self) -> list[Notice]:
-        """What has happened since the last call: ends, and deadlines that passed."""
-        notices: list[Notice] = []
-        now = self._clock()
+    def forget(self, group: int, slots: Sequence[int]) -> None:
+        """Erase the records of disk slots once everything ordered before has ended, also if `close` comes first."""
+        if not self.disk:
+            raise InvariantViolation("transfer-order", f"forget {list(slots)} without a disk")
         with self._lock:
+            self._lanes["disk"].queue.append(_Erasure(group, tuple(slots)))
+            self._lock.notify_all()
+
+    def poll(self, now: float) -> list[Notice]:
+        """What has happened since the last call. `now`, the engine's clock, plays no part."""
+        notices: list[Notice] = []
+        moment = self._clock()
+        with self._lock:
+            self._news = False
             for transfer in list(self._open.values()):
-                late = transfer.deadline is not None and now >= transfer.deadline and transfer.state != "ended"
+                late = transfer.deadline is not None and moment >= transfer.deadline and transfer.state != "ended"
                 if late and transfer.stopped is None:
                     transfer.stopped = "timed_out"
-                    notices.append(TimedOut(transfer.number))
+                    notices.append(TimedOut(transfer.order.number))
                     self._lock.notify_all()
-                self._reconcile(transfer, now)
+                self._reconcile(transfer, moment)
             while self._ended:
                 transfer = self._ended.popleft()
-                if self._open.pop(transfer.number, None) is not None:
+                if self._open.pop(transfer.order.number, None) is not None:
                     notices.append(self._report(transfer))
         return notices
+
+    def wait(self) -> None:
+        """Return once something has ended, a deadline has come, or `WAIT_S` has passed."""
+        with self._lock:
+            deadlines = [t.deadline for t in self._open.values() if t.deadline is not None and t.stopped is None]
+            until = min(deadlines, default=None)
+            seconds = WAIT_S if until is None else min(WAIT_S, max(0.0, until - self._clock()))
+            self._lock.wait_for(lambda: self._news, seconds)
 
     @property
     def pending(self) -> int:
@@ -181,50 +211,54 @@ class Mover:
         for lane in self._lanes.values():
             if lane.thread is not None:
                 lane.thread.join()
+        for item in list(self._lanes["disk"].queue):  # of a thread that died
+            if isinstance(item, _Erasure):
+                self._lanes["disk"].queue.remove(item)
+                self._erase(item)
         self.copier.close()
 
     def _check(self, order: Order) -> None:
-        want_slots = {"demote": (1, 1, 0), "promote": (1, 1, 0), "store": (1, 0, 1), "load": (0, 1, 1)}[order.route]
-        given = tuple(len(part) for part in (order.sources, order.targets, order.keys))
-        if not order.blocks or given != tuple(order.blocks * want for want in want_slots):
-            raise InvariantViolation("transfer-order", f"{order.route} with sources, targets, keys of lengths {given}")
-        if self._closing:
-            raise InvariantViolation("transfer-order", "ordered after close")
+        order.require_whole()
+        if self._closing or order.number in self._open:
+            why = "after close" if self._closing else "a second time"
+            raise InvariantViolation("transfer-order", f"number {order.number} is ordered {why}")
         if LANES[order.route] == "disk" and not self.disk:
             raise InvariantViolation("transfer-order", f"{order.route} without a disk")
-        arenas = (self.copier.host, self.copier.device)
-        read, written = arenas if order.route in ("promote", "store") else arenas[::-1]
-        for arena, slots in ((read, order.sources), (written, order.targets)):
-            most = arena.n_slabs * arena.layout.groups[order.group].blocks_per_slab
-            if any(not 0 <= slot < most for slot in slots):
+        if any(len(key) != KEY_BYTES for key in order.keys):
+            raise InvariantViolation("transfer-order", f"{order.route} with keys of other than {KEY_BYTES} bytes")
+        for tier, slots in zip(SIDES[order.route], (order.sources, order.targets), strict=True):
+            most = self._slots(tier, order.group)
+            if min(slots) < 0 or max(slots) >= most:
                 raise InvariantViolation("transfer-order", f"{order.route}: a slot of {slots} is outside 0..{most - 1}")
 
-    def _reconcile(self, transfer: _Transfer, now: float) -> None:
+    def _slots(self, tier: Tier, group: int) -> int:
+        if tier == "disk":
+            return self.disk[group].slots
+        arena = self.copier.device if tier == "device" else self.copier.host
+        return arena.n_slabs * arena.layout.groups[group].blocks_per_slab
+
+    def _reconcile(self, transfer: _Transfer, moment: float) -> None:
         """End what no thread will: a stopped order that never began, or one whose word of completion got lost."""
         lane = self._lanes[LANES[transfer.order.route]]
-        dead = lane.thread is not None and not lane.thread.is_alive()
-        if transfer.state == "queued" and (transfer.stopped is not None or dead):
-            if transfer in lane.queue:
-                lane.queue.remove(transfer)
-            self._end(transfer, now)
-        elif transfer.state == "running" and (lane.current != transfer.number or dead):
+        if transfer.state == "queued" and (transfer.stopped is not None or lane.is_dead):
+            lane.queue.remove(transfer)
+            self._end(transfer, moment)
+        elif transfer.state == "running" and (lane.current is not transfer or lane.is_dead):
             transfer.reasons = ["lost_completion"] * transfer.order.blocks
-            self._end(transfer, now)
+            self._end(transfer, moment)
 
-    def _end(self, transfer: _Transfer, now: float) -> None:
-        transfer.ended = now
+    def _end(self, transfer: _Transfer, moment: float) -> None:
+        transfer.ended = moment
         transfer.state = "ended"
         self._ended.append(transfer)
 
     def _report(self, transfer: _Transfer) -> Ended:
-        arrived = sum(not reason for reason in transfer.reasons)
-        whole = arrived == transfer.order.blocks
-        status: Status = transfer.stopped or ("done" if whole else "failed")
+        order, arrived = transfer.order, transfer.reasons.count("")
         return Ended(
-            transfer=transfer.number,
-            order=transfer.order,
-            status=status,
-            bytes=arrived * self._sizes[transfer.order.group],
+            number=order.number,
+            order=order,
+            status=transfer.stopped or ("done" if arrived == order.blocks else "failed"),
+            bytes=arrived * self._sizes[order.group],
             seconds=0.0 if transfer.started is None else transfer.ended - transfer.started,
             reasons=tuple(transfer.reasons),
         )
@@ -238,20 +272,35 @@ class Mover:
                     self._lock.wait()
                 if not lane.queue:
                     return
-                transfer = lane.queue.popleft()
-                transfer.state = "running"
-                transfer.started = self._clock()
-                lane.current = transfer.number
-            lost = True
-            try:
-                lost = self._move(lane, transfer)
-            finally:
-                with self._lock:  # both at once: a running order that is nobody's current one has lost its completion
-                    lane.current = None
-                    if not lost and transfer.state == "running":
-                        self._end(transfer, self._clock())
-            if self.after_order is not None:
-                self.after_order()
+                item = lane.queue.popleft()
+                if isinstance(item, _Transfer):
+                    item.state = "running"
+                    item.started = self._clock()
+                    lane.current = item
+            if isinstance(item, _Transfer):
+                self._carry_out(lane, item)
+            else:
+                self._erase(item)
+
+    def _carry_out(self, lane: _Lane, transfer: _Transfer) -> None:
+        lost = True
+        try:
+            lost = self._move(lane, transfer)
+        finally:
+            with self._lock:  # both at once: a running order that is nobody's current one has lost its completion
+                lane.current = None
+                if not lost and transfer.state == "running":
+                    self._end(transfer, self._clock())
+                self._news = True
+                self._lock.notify_all()
+        if self.after_order is not None:
+            self.after_order()
+
+    def _erase(self, erasure: _Erasure) -> None:
+        try:
+            self.disk[erasure.group].forget(erasure.slots)
+        except Exception:  # noqa: BLE001 - the lane goes on, whatever failed
+            self.erasures_failed += 1
 
     def _move(self, lane: _Lane, transfer: _Transfer) -> bool:
         order = transfer.order
@@ -264,7 +313,7 @@ class Mover:
             try:
                 if self._faults is not None:
                     self._faults.before_batch(order, first)
-                reasons = self._batch(transfer, first, count)
+                reasons = self._batch(transfer, slice(first, first + count))
             except Exception as error:  # noqa: BLE001 - a transfer that fails is a recompute, whatever failed in it
                 transfer.reasons[first:] = [f"error: {error}"] * (order.blocks - first)
                 break
@@ -284,16 +333,17 @@ class Mover:
                 self._lock.wait(lane.next_start - now)
         return False
 
-    def _batch(self, transfer: _Transfer, first: int, count: int) -> list[str]:
-        order = transfer.order
-        part = slice(first, first + count)
+    def _batch(self, transfer: _Transfer, part: slice) -> list[str]:
+        order, group = transfer.order, transfer.order.group
+        sources, targets = order.sources[part], order.targets[part]
         if order.route in ("demote", "promote"):
-            down = order.route == "demote"
-            self.copier.copy(down, order.group, order.sources[part], order.targets[part], transfer.after)
-            return [""] * count
-        pool = self.disk[order.group]
-        act, slots = (pool.put, order.sources) if order.route == "store" else (pool.get, order.targets)
-        return [
-            act(key, self.copier.host_block(order.group, slot)) or ""
-            for key, slot in zip(order.keys[part], slots[part], strict=True)
+            self.copier.copy(order.route == "demote", group, sources, targets, transfer.after)
+            return [""] * len(sources)
+        stores = order.route == "store"
+        on_disk, on_host = (targets, sources) if stores else (sources, targets)
+        blocks = [
+            Placed(slot, key, self.copier.host_block(group, host_slot))
+            for slot, key, host_slot in zip(on_disk, order.keys[part], on_host, strict=True)
         ]
+        act = self.disk[group].write if stores else self.disk[group].read
+        return [reason or "" for reason in act(blocks)]
