@@ -29,14 +29,15 @@ std::vector<LinearSet> find_sets() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq")) {
     // AMD's dots of bfloat16 do twice the work of its multiply-adds; Intel's, without AMX, half of it.
-    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd"))
-      found.push_back({"avx512dot", &linear::kAvx512, true});
-    found.push_back({"avx512", &linear::kAvx512, false});
+    const bool bf16 = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+    const bool i8 = __builtin_cpu_supports("avx512vnni");
+    if (bf16 || i8) found.push_back({"avx512dot", &linear::kAvx512, bf16, i8});
+    found.push_back({"avx512", &linear::kAvx512, false, false});
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    found.push_back({"avx2", &linear::kAvx2, false});
+    found.push_back({"avx2", &linear::kAvx2, false, false});
 #endif
-  found.push_back({"portable", &linear::kPortable, false});
+  found.push_back({"portable", &linear::kPortable, false, false});
   return found;
 }
 
@@ -76,6 +77,8 @@ struct Put {
   Dtype from;
   const char* weights;
   int64_t row_bytes;
+  const float* scales;
+  int64_t row_scales;
 };
 
 void put_some(void* context, int64_t index) {
@@ -83,7 +86,8 @@ void put_some(void* context, int64_t index) {
   const int64_t last = std::min(put.rows, (index + 1) * kRowsPacked);
   float* wide = thread_floats(2 * put.panels->inputs + 64);
   for (int64_t i = index * kRowsPacked; i < last; i++)
-    put.kernels->pack(*put.panels, put.first + i, put.from, put.weights + i * put.row_bytes, wide);
+    put.kernels->pack(*put.panels, put.first + i, put.from, put.weights + i * put.row_bytes,
+                      put.scales + i * put.row_scales, wide);
 }
 
 struct Read {
@@ -135,7 +139,7 @@ Linear::Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inp
   kernels_ = set_->kernels;
   if (outputs < 1 || inputs < 1 || outputs > INT32_MAX / 2 || inputs > INT32_MAX / 2)
     throw std::invalid_argument("a matrix has at least one output and one input");
-  if (dtype > Dtype::i8) throw std::invalid_argument("weights are kept as float32, bfloat16, float16 or int8");
+  if (dtype == Dtype::e4m3) throw std::invalid_argument("weights are kept as float32, bfloat16, float16, int8 or int4");
   panels_ = {dtype, outputs, inputs, nullptr, nullptr, nullptr, kernels_->bytes(dtype, inputs)};
   bytes_ = (count() * panels_.panel_bytes + 63) / 64 * 64;
   panels_.weights = static_cast<char*>(std::aligned_alloc(64, bytes_));
@@ -150,17 +154,18 @@ void Linear::put(int64_t first, int64_t rows, Dtype from, const char* weights, i
   if (first < 0 || rows < 0 || first + rows > panels_.outputs)
     throw std::invalid_argument("rows " + std::to_string(first) + " to " + std::to_string(first + rows) +
                                 " are outside the matrix");
-  if ((panels_.dtype == Dtype::i8) != (from == Dtype::i8 && scales != nullptr))
-    throw std::invalid_argument("weights in int8 come as int8 with their scales, and no others do");
+  if (quantised(panels_.dtype) != (from == Dtype::i8 && scales != nullptr) || from > Dtype::i8)
+    throw std::invalid_argument("weights in int8 and int4 come as int8 with their scales, and no others do");
   auto keep = [&](std::vector<float>& to, const float* from_floats, const float*& shown) {
     if (!from_floats) return;
     to.resize(count() * kernels_->panel);
     std::copy(from_floats, from_floats + rows, to.begin() + first);
     shown = to.data();
   };
-  keep(scales_, scales, panels_.scales);
+  if (panels_.dtype == Dtype::i8) keep(scales_, scales, panels_.scales);
   keep(bias_, bias, panels_.bias);
-  Put job{kernels_, &panels_, first, rows, from, weights, stride * size_of(from)};
+  const int64_t groups = panels_.dtype == Dtype::i4 ? (panels_.inputs + kGroupI4 - 1) / kGroupI4 : 0;
+  Put job{kernels_, &panels_, first, rows, from, weights, stride * size_of(from), scales, groups};
   run_on_threads((rows + kRowsPacked - 1) / kRowsPacked, threads, put_some, &job);
 }
 
@@ -190,13 +195,20 @@ void Linear::read(const int64_t* outputs, int64_t count, Dtype to_type, char* to
   run_on_threads(count, count * panels_.inputs < kSmall ? 1 : threads, read_one, &job);
 }
 
+Form Linear::form_for(Dtype rows) const {
+  if (panels_.dtype == Dtype::bf16 && rows == Dtype::bf16 && set_->dot_bf16) return Form::pairs;
+  if (panels_.dtype == Dtype::i8 && set_->dot_i8) return Form::quads_i8;
+  if (panels_.dtype == Dtype::i4 && set_->dot_i8) return Form::quads_i4;
+  return Form::floats;
+}
+
 void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
   if (call.rows < 1) return;
-  const int64_t count = (call.rows + kernels_->tile - 1) / kernels_->tile;
+  const Form form = form_for(call.x_dtype);
+  const int most = form >= Form::quads_i8 ? std::min(kTileI8, kernels_->tile) : kernels_->tile;
+  const int64_t count = (call.rows + most - 1) / most;
   std::vector<Tile> tiles(count);
-  const int64_t inputs = (panels_.inputs + 3) / 4 * 4;  // whole units
-  const bool dots = set_->dot_bf16 && panels_.dtype == Dtype::bf16 && call.x_dtype == Dtype::bf16;
-  const Form form = dots ? Form::pairs : Form::floats;
+  const int64_t inputs = places(form, panels_.inputs);
   float* x = held_inputs(call.rows * inputs);
   for (int64_t t = 0, first = 0; t < count; t++) {  // as even as they can be
     const int rows = static_cast<int>((call.rows - first + count - t - 1) / (count - t));
@@ -206,12 +218,13 @@ void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
   const int64_t work = call.rows * panels_.outputs * panels_.inputs;
   if (work < kSmall) threads = 1;
   Gather g{kernels_, form, &call, tiles.data(), panels_.inputs};
-  if (call.rows == 1 && call.x_dtype == Dtype::f32 && panels_.inputs == inputs) tiles[0].x = reinterpret_cast<const float*>(call.x);
+  if (call.rows == 1 && call.x_dtype == Dtype::f32 && form == Form::floats && panels_.inputs == inputs)
+    tiles[0].x = reinterpret_cast<const float*>(call.x);
   else run_on_threads(count, call.rows * panels_.inputs < 32768 ? 1 : threads, gather_one, &g);
   Product product{&panels_, form, tiles.data(), static_cast<int>(count), call.out, call.out_dtype, call.out_stride,
                   best,     call.rows};
   const int64_t panels = this->count();
-  const int together = call.rows <= kernels_->rows_of_many && panels >= 16 * threads ? 2 : 1;
+  const int together = call.rows <= kernels_->rows_of_many && !quantised(panels_.dtype) && panels >= 16 * threads ? 2 : 1;
   const int64_t stripes = (panels + together - 1) / together;
   const int64_t ranges = (call.rows + kRowsTogether - 1) / kRowsTogether;
   const int tiles_of_item = static_cast<int>((count + ranges - 1) / ranges);

@@ -14,6 +14,9 @@ namespace octavo {
 
 constexpr int kDepth = 512;  // inputs of one chain
 constexpr int kMostTile = 12;  // rows that are multiplied together, on any instruction set
+constexpr int kGroupI8 = 64;   // inputs that share a scale when rows are rounded to be multiplied by int8
+constexpr int kGroupI4 = 32;   // likewise by int4, whose weights share one too
+constexpr int kTileI8 = 6;     // rows that are then multiplied together
 
 // One matrix in panels. Everything is in bytes of the packed form, which belongs to one instruction set.
 struct Panels {
@@ -37,8 +40,15 @@ struct Best {
   int32_t index;
 };
 
-// How the inputs of a tile lie: as float32, or as they came in pairs of bfloat16.
-enum class Form : int { floats, pairs };
+// How the inputs of a tile lie: as float32, as they came in pairs of bfloat16, or rounded to eight bits in groups.
+enum class Form : int { floats, pairs, quads_i8, quads_i4 };
+
+// Places of 32 bits that a row takes.
+constexpr int64_t places(Form form, int64_t inputs) {
+  if (form == Form::quads_i8) return (inputs + kGroupI8 - 1) / kGroupI8 * (kGroupI8 / 4 + 2);
+  if (form == Form::quads_i4) return (inputs + kGroupI4 - 1) / kGroupI4 * (kGroupI4 / 4 + 2);
+  return (inputs + 3) / 4 * 4;
+}
 
 // One matrix times some rows, as a kernel sees it.
 struct Product {
@@ -60,8 +70,8 @@ struct LinearKernels {
   int tile;   // rows that are multiplied together
   int rows_of_many;  // up to which two panels may be taken at once
   int64_t (*bytes)(Dtype dtype, int64_t inputs);  // of one panel
-  // One output's weights; `wide` has room for twice the inputs and two vectors.
-  void (*pack)(const Panels&, int64_t output, Dtype from, const char* row, float* wide);
+  // One output's weights, and for int4 the scales of its groups; `wide` has room for twice the inputs and two vectors.
+  void (*pack)(const Panels&, int64_t output, Dtype from, const char* row, const float* scales, float* wide);
   void (*unpack)(const Panels&, int64_t output, Dtype to_type, char* to, float* wide);
   void (*gather)(Form form, Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to);
   size_t (*scratch)(const Product&);  // floats
@@ -73,7 +83,7 @@ struct LinearKernels {
 struct LinearSet {
   const char* name;
   const LinearKernels* kernels;
-  bool dot_bf16;
+  bool dot_bf16, dot_i8;
 };
 
 // What runs on this processor, the fastest first.
@@ -99,8 +109,8 @@ class Linear {
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
 
-  // Rows `first ..` of the matrix, from memory in which they are `stride` elements apart. Scales: one for each row,
-  // or null.
+  // Rows `first ..` of the matrix, from memory in which they are `stride` elements apart. What is kept in int8 or int4
+  // comes in int8 with scales: one for each row, or for each row and group of kGroupI4 inputs.
   void put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
            const float* bias, int threads);
   void run(const LinearCall& call, int threads) const;
@@ -111,11 +121,13 @@ class Linear {
   void read(const int64_t* outputs, int64_t count, Dtype to_type, char* to, int threads) const;
 
   const char* set() const { return set_->name; }
+  bool rounds_inputs() const { return form_for(Dtype::f32) != Form::floats; }
   int64_t outputs() const { return panels_.outputs; }
   int64_t inputs() const { return panels_.inputs; }
   int64_t bytes() const { return bytes_; }
 
  private:
+  Form form_for(Dtype rows) const;
   void multiply(const LinearCall& call, int threads, Best* best) const;
   int64_t count() const { return (panels_.outputs + kernels_->panel - 1) / kernels_->panel; }
 

@@ -13,7 +13,7 @@ constexpr int kTile = W == 16 ? kMostTile : kMostTile / 2;
 constexpr int kAhead = 2048;    // bytes of a panel that are asked for before they are used
 constexpr int kWidenTiles = 3;
 constexpr int kRowsOfMany = 2;  // rows up to which two panels are taken at once
-constexpr int kMostInputs = 2;  // of a unit
+constexpr int kMostInputs = 4;  // of a unit
 
 // ---- how a panel's weights are stored: units of kInputs inputs, two vectors of outputs for each ----
 
@@ -48,14 +48,28 @@ struct PackF16 {
   }
 };
 
-struct PackI8 {
-  using T = int8_t;
-  static constexpr int kInputs = 1;
+struct PackI8 {  // four inputs of an output in one 32-bit lane, 128 added to each
+  using T = uint8_t;
+  static constexpr int kInputs = 4;
   static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
-    w[0][0] = I8::load(reinterpret_cast<const int8_t*>(p));
-    w[0][1] = I8::load(reinterpret_cast<const int8_t*>(p) + W);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      vi all = OCTAVO_ISA::load(reinterpret_cast<const int32_t*>(p) + v * W) ^ splat((int32_t)0x80808080);
+#pragma GCC unroll 4
+      for (int i = 0; i < kInputs; i++) w[i][v] = __builtin_convertvector((all << (24 - 8 * i)) >> 24, vf);
+    }
   }
 };
+
+// Groups of kGroupI4 inputs: the scales of the panel's outputs in float16, then four vectors of each half of the
+// outputs, four inputs in a lane as above; the low halves of the bytes are the group's first half. 8 is added to each.
+constexpr int kGroupBytesI4 = kPanel * (2 + kGroupI4 / 2);
+
+OCTAVO_INLINE vf scale_i4(const char* group, int v) { return F16::load(reinterpret_cast<const uint16_t*>(group) + v * W); }
+
+OCTAVO_INLINE vi word_i4(const char* group, int j, int v) {
+  return load(reinterpret_cast<const int32_t*>(group + 2 * kPanel) + (j * 2 + v) * W);
+}
 
 template <class E>
 constexpr int kUnit = E::kInputs * kPanel * sizeof(typename E::T);  // bytes
@@ -65,11 +79,13 @@ int64_t bytes_as(int64_t inputs) {
   return (inputs + E::kInputs - 1) / E::kInputs * kUnit<E>;
 }
 
+// Whole groups of inputs that are quantised together, even where a set reads less.
 int64_t bytes(Dtype dtype, int64_t inputs) {
+  if (dtype == Dtype::i4) return (inputs + kGroupI4 - 1) / kGroupI4 * kGroupBytesI4;
   if (dtype == Dtype::f32) return bytes_as<PackF32>(inputs);
   if (dtype == Dtype::bf16) return bytes_as<PackBF16>(inputs);
   if (dtype == Dtype::f16) return bytes_as<PackF16>(inputs);
-  return bytes_as<PackI8>(inputs);
+  return bytes_as<PackI8>((inputs + kGroupI8 - 1) / kGroupI8 * kGroupI8);
 }
 
 template <class E>
@@ -80,7 +96,29 @@ void scatter(const Panels& m, int64_t output, const char* row) {
   for (int64_t k = 0; k < m.inputs; k++) to[k / E::kInputs * (E::kInputs * kPanel) + k % E::kInputs] = from[k];
 }
 
-void pack(const Panels& m, int64_t output, Dtype from, const char* row, float* wide) {
+void scatter_i8(const Panels& m, int64_t output, const int8_t* row) {
+  char* to = m.weights + output / kPanel * m.panel_bytes + output % kPanel * 4;
+  for (int64_t k = 0; k < m.inputs; k++) to[k / 4 * (4 * kPanel) + k % 4] = static_cast<char>(row[k] ^ 0x80);
+}
+
+void scatter_i4(const Panels& m, int64_t output, const int8_t* row, const float* scales) {
+  const int place = static_cast<int>(output % kPanel);
+  char* group = m.weights + output / kPanel * m.panel_bytes;
+  for (int64_t k = 0; k < m.inputs; k += kGroupI4, group += kGroupBytesI4, scales++) {
+    alignas(64) uint16_t lanes[W];
+    F16::store(lanes, splat(*scales));
+    reinterpret_cast<uint16_t*>(group)[place] = lanes[0];
+    for (int i = 0; i < kGroupI4; i++) {
+      const int half = i % (kGroupI4 / 2), value = k + i < m.inputs ? row[k + i] + 8 : 8;
+      char& byte = group[2 * kPanel + half / 4 * (4 * kPanel) + place * 4 + half % 4];
+      byte = static_cast<char>(i < kGroupI4 / 2 ? value : byte | value << 4);
+    }
+  }
+}
+
+void pack(const Panels& m, int64_t output, Dtype from, const char* row, const float* scales, float* wide) {
+  if (m.dtype == Dtype::i8) return scatter_i8(m, output, reinterpret_cast<const int8_t*>(row));
+  if (m.dtype == Dtype::i4) return scatter_i4(m, output, reinterpret_cast<const int8_t*>(row), scales);
   if (from != m.dtype) {
     widen_any(from, wide, row, static_cast<int>(m.inputs), 1.0f);
     row = reinterpret_cast<const char*>(wide);
@@ -92,8 +130,7 @@ void pack(const Panels& m, int64_t output, Dtype from, const char* row, float* w
   }
   if (m.dtype == Dtype::f32) scatter<PackF32>(m, output, row);
   else if (m.dtype == Dtype::bf16) scatter<PackBF16>(m, output, row);
-  else if (m.dtype == Dtype::f16) scatter<PackF16>(m, output, row);
-  else scatter<PackI8>(m, output, row);
+  else scatter<PackF16>(m, output, row);
 }
 
 // One output's weights as they were packed, in float32.
@@ -108,11 +145,24 @@ void collect(const Panels& m, int64_t output, float* to) {
   }
 }
 
+void collect_i4(const Panels& m, int64_t output, float* to) {
+  const char* group = m.weights + output / kPanel * m.panel_bytes;
+  const int place = static_cast<int>(output % kPanel);
+  for (int64_t k = 0; k < m.inputs; k += kGroupI4, group += kGroupBytesI4) {
+    const float scale = scale_i4(group, place / W)[place % W];
+    for (int i = 0; i < kGroupI4 && k + i < m.inputs; i++) {
+      const int half = i % (kGroupI4 / 2), byte = group[2 * kPanel + half / 4 * (4 * kPanel) + place * 4 + half % 4];
+      to[k + i] = scale * static_cast<float>((i < kGroupI4 / 2 ? byte & 15 : (byte >> 4) & 15) - 8);
+    }
+  }
+}
+
 void unpack(const Panels& m, int64_t output, Dtype to_type, char* to, float* wide) {
   if (m.dtype == Dtype::f32) collect<PackF32>(m, output, wide);
   else if (m.dtype == Dtype::bf16) collect<PackBF16>(m, output, wide);
   else if (m.dtype == Dtype::f16) collect<PackF16>(m, output, wide);
-  else collect<PackI8>(m, output, wide);
+  else if (m.dtype == Dtype::i8) collect<PackI8>(m, output, wide);
+  else collect_i4(m, output, wide);
   narrow_any(to_type, to, wide, static_cast<int>(m.inputs), m.scales ? m.scales[output] : 1.0f);
 }
 
@@ -150,11 +200,51 @@ void gather_pairs(const char* x, int64_t x_stride, int rows, int64_t inputs, flo
   }
 }
 
+// One group of one row in eight bits: the quads at to[quad * rows], then minus `offset` times their sum, then the scale.
+OCTAVO_INLINE void quantise_group(const float* x, int group, int rows, int offset, float* to) {
+  vf most = vf{}, odd = vf{};
+  for (int i = 0; i < group; i += W) {
+    most = greater(magnitude_of(load(x + i)), most);
+    odd += load(x + i) - load(x + i);  // not zero where one is not finite
+  }
+  float scale = largest(most) / I8::kLargest;
+  if (scale < 0x1p-100f) scale = 0x1p-100f;
+  alignas(64) int8_t bytes[128];
+  int total = 0;
+  for (int i = 0; i < group; i += W) I8::store(bytes + i, load(x + i) / splat(scale));
+  for (int i = 0; i < group; i++) total += bytes[i];
+  for (int i = 0; i < group / 4; i++) std::memcpy(to + i * rows, bytes + 4 * i, 4);
+  const int32_t start = -offset * total;
+  std::memcpy(to + group / 4 * rows, &start, 4);
+  to[(group / 4 + 1) * rows] = sum(odd) == 0 ? scale : __builtin_nanf("");
+}
+
+template <class E>
+void gather_quads(const char* x, int64_t x_stride, int rows, int64_t inputs, int group, int offset, float* to) {
+  for (int r = 0; r < rows; r++) {
+    const typename E::T* p = reinterpret_cast<const typename E::T*>(x) + r * x_stride;
+    float* at = to + r;
+    for (int64_t k = 0; k < inputs; k += group, at += (group / 4 + 2) * rows) {
+      alignas(64) float wide[128] = {};
+      const int n = static_cast<int>(inputs - k < group ? inputs - k : group);
+      widen<E>(wide, reinterpret_cast<const char*>(p + k), n, splat(1.0f));
+      quantise_group(wide, group, rows, offset, at);
+    }
+  }
+}
+
+template <class E>
+void gather_from(Form form, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
+  if (form == Form::quads_i8) gather_quads<E>(x, x_stride, rows, inputs, kGroupI8, 128, to);
+  else if (form == Form::quads_i4) gather_quads<E>(x, x_stride, rows, inputs, kGroupI4, 8, to);
+  else gather_as<E>(x, x_stride, rows, inputs, to);
+}
+
 void gather(Form form, Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
   if (form == Form::pairs) gather_pairs(x, x_stride, rows, inputs, to);
-  else if (from == Dtype::f32) gather_as<F32>(x, x_stride, rows, inputs, to);
-  else if (from == Dtype::bf16) gather_as<BF16>(x, x_stride, rows, inputs, to);
-  else gather_as<F16>(x, x_stride, rows, inputs, to);
+  else if (from == Dtype::f32) gather_from<F32>(form, x, x_stride, rows, inputs, to);
+  else if (from == Dtype::bf16) gather_from<BF16>(form, x, x_stride, rows, inputs, to);
+  else gather_from<F16>(form, x, x_stride, rows, inputs, to);
 }
 
 // ---- tile times panels ----
@@ -199,10 +289,92 @@ struct Dot {
 };
 #endif
 
+#if defined(OCTAVO_AVX512)
+OCTAVO_INLINE void dot_quads(vi& sums, vi weights, int32_t row) {  // weights from 0, the row's signed
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(splat(row)));
+}
+
+// Whole groups of eight-bit inputs times weights, summed exactly in integers, then scaled and added.
+struct DotI8 {
+  static constexpr int kGroup = kGroupI8, kBytes = kGroupI8 * kPanel;
+  template <int R>
+  static OCTAVO_INLINE void group(const char* p, const int32_t* x, vi (&whole)[R][2]) {
+    for (int u = 0; u < kGroup / 4; u++) {
+      vi a = load(reinterpret_cast<const int32_t*>(p) + u * kPanel);
+      vi b = load(reinterpret_cast<const int32_t*>(p) + u * kPanel + W);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        dot_quads(whole[r][0], a, x[u * R + r]);
+        dot_quads(whole[r][1], b, x[u * R + r]);
+      }
+    }
+  }
+  static OCTAVO_INLINE vf scale(const char*, int) { return splat(1.0f); }
+};
+
+struct DotI4 {
+  static constexpr int kGroup = kGroupI4, kBytes = kGroupBytesI4;
+  template <int R>
+  static OCTAVO_INLINE void group(const char* p, const int32_t* x, vi (&whole)[R][2]) {
+    constexpr int kHalf = kGroup / 8;
+#pragma GCC unroll 4
+    for (int j = 0; j < kHalf; j++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) {
+        vi word = word_i4(p, j, v), low = word & splat(0x0f0f0f0f), high = (word >> 4) & splat(0x0f0f0f0f);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+          dot_quads(whole[r][v], low, x[j * R + r]);
+          dot_quads(whole[r][v], high, x[(j + kHalf) * R + r]);
+        }
+      }
+  }
+  static OCTAVO_INLINE vf scale(const char* p, int v) { return scale_i4(p, v); }
+};
+
+template <class Q, int R>
+OCTAVO_INLINE void dots(const char* w, const float* x, int groups, float* totals, bool fresh) {
+  constexpr int kPlaces = (Q::kGroup / 4 + 2) * R;
+  vf sums[R][2] = {};
+  for (int g = 0; g < groups; g++, w += Q::kBytes, x += kPlaces) {
+#pragma GCC unroll 1
+    for (int i = 0; i < Q::kBytes; i += 64) __builtin_prefetch(w + kAhead + i, 0, 3);
+    const int32_t* quads = reinterpret_cast<const int32_t*>(x);
+    const float* scales = x + (Q::kGroup / 4 + 1) * R;
+    vi whole[R][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) whole[r][0] = whole[r][1] = splat(quads[Q::kGroup / 4 * R + r]);
+    Q::template group<R>(w, quads, whole);
+    const vf a = Q::scale(w, 0), b = Q::scale(w, 1);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      sums[r][0] = fma(__builtin_convertvector(whole[r][0], vf), a * splat(scales[r]), sums[r][0]);
+      sums[r][1] = fma(__builtin_convertvector(whole[r][1], vf), b * splat(scales[r]), sums[r][1]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < 2; v++) {
+      float* to = totals + r * kPanel + v * W;
+      store(to, fresh ? sums[r][v] : load(to) + sums[r][v]);
+    }
+}
+
+template <class Q>
+inline void dots_rows(const char* w, const float* x, int rows, int groups, float* totals, bool fresh) {
+#define OCTAVO_ROWS(n) \
+  case n: return dots<Q, n>(w, x, groups, totals, fresh);
+  switch (rows) {
+    OCTAVO_ROWS(1) OCTAVO_ROWS(2) OCTAVO_ROWS(3) OCTAVO_ROWS(4) OCTAVO_ROWS(5) OCTAVO_ROWS(6)
+  }
+#undef OCTAVO_ROWS
+}
+#endif
+
 // R rows times P panels over `units` units, one chain; added to totals[row][P * kPanel], or put there.
 template <class M, int R, int P>
 OCTAVO_INLINE void chain(const char* const* w, const float* x, int units, float* totals, bool fresh) {
-  constexpr int kBytes = kUnit<typename M::Pack>, kStep = M::Pack::kInputs == 1 ? 4 : 2;
+  constexpr int kBytes = kUnit<typename M::Pack>, kStep = 4 / M::Pack::kInputs;
   vf sums[P][R][2] = {};
   int u = 0;
   for (; u + kStep <= units; u += kStep) {
@@ -264,6 +436,19 @@ inline void widen_panel(float* to, const char* from, int units) {
   }
 }
 
+inline void widen_panel_i4(float* to, const char* group, int inputs) {
+  for (int k = 0; k < inputs; k += kGroupI4, group += kGroupBytesI4, to += kGroupI4 * kPanel)
+    for (int j = 0; j < kGroupI4 / 8; j++)
+      for (int v = 0; v < 2; v++) {
+        const vi word = word_i4(group, j, v);
+        const vf scale = scale_i4(group, v);
+        for (int i = 0; i < 8; i++) {  // the halves of the bytes, from the lowest
+          vf w = __builtin_convertvector(((word >> (4 * i)) & 15) - splat(8), vf) * scale;
+          store(to + (4 * j + i / 2 + i % 2 * (kGroupI4 / 2)) * kPanel + v * W, w);
+        }
+      }
+}
+
 // ---- results ----
 
 template <class E>
@@ -321,6 +506,12 @@ size_t scratch(const Product& c) {
   return rows * kPanel * 2 + (size_t)kDepth * kPanel;
 }
 
+void deliver(const Product& c, int64_t panel, int panels, float* row) {
+  for (int t = 0; t < c.count; t++)
+    for (int r = 0; r < c.tiles[t].rows; r++)
+      for (int p = 0; p < panels; p++, row += kPanel) deliver_row(c, row, c.tiles[t].first + r, panel + p);
+}
+
 template <class M>
 void multiply_as(const Product& c, int64_t panel, int panels, float* scratch) {
   using E = typename M::Pack;
@@ -348,17 +539,53 @@ void multiply_as(const Product& c, int64_t panel, int panels, float* scratch) {
       to += (size_t)tile.rows * panels * kPanel;
     }
   }
-  float* row = totals;
-  for (int t = 0; t < c.count; t++)
-    for (int r = 0; r < c.tiles[t].rows; r++)
-      for (int p = 0; p < panels; p++, row += kPanel) deliver_row(c, row, c.tiles[t].first + r, panel + p);
+  deliver(c, panel, panels, totals);
 }
 
-// `panels` is 1, or 2 where there are no more than `rows_of_many` rows.
+// Four bits where there are no dots: each panel is widened, scales and all.
+void multiply_i4(const Product& c, int64_t panel, float* scratch) {
+  const Panels& m = *c.panels;
+  float* totals = scratch + (size_t)kDepth * kPanel;
+  for (int64_t k = 0; k < m.inputs; k += kDepth) {
+    const int inputs = static_cast<int>(m.inputs - k < kDepth ? m.inputs - k : kDepth);
+    widen_panel_i4(scratch, m.weights + panel * m.panel_bytes + k / kGroupI4 * kGroupBytesI4, inputs);
+    const char* w[1] = {reinterpret_cast<const char*>(scratch)};
+    float* to = totals;
+    for (int t = 0; t < c.count; to += (size_t)c.tiles[t++].rows * kPanel)
+      chain_rows<Multiply<PackF32>>(w, c.tiles[t].x + k * c.tiles[t].rows, c.tiles[t].rows, inputs, to, k == 0, 1);
+  }
+  deliver(c, panel, 1, totals);
+}
+
+#if defined(OCTAVO_AVX512)
+template <class Q>
+void multiply_dots(const Product& c, int64_t panel, float* scratch) {
+  const Panels& m = *c.panels;
+  float* totals = scratch;
+  constexpr int kGroups = kDepth / Q::kGroup;
+  const int all = static_cast<int>((m.inputs + Q::kGroup - 1) / Q::kGroup);
+  for (int g = 0; g < all; g += kGroups) {
+    const char* w = m.weights + panel * m.panel_bytes + (int64_t)g * Q::kBytes;
+    float* to = totals;
+    for (int t = 0; t < c.count; t++) {
+      const Tile& tile = c.tiles[t];
+      const float* x = tile.x + (int64_t)g * (Q::kGroup / 4 + 2) * tile.rows;
+      dots_rows<Q>(w, x, tile.rows, lesser(kGroups, all - g), to, g == 0);
+      to += (size_t)tile.rows * kPanel;
+    }
+  }
+  deliver(c, panel, 1, totals);
+}
+#endif
+
+// `panels` is 1, or 2 where there are no more than `rows_of_many` rows and nothing is quantised.
 void multiply(const Product& c, int64_t panel, int panels, float* scratch) {
 #if defined(OCTAVO_AVX512)
   if (c.form == Form::pairs) return multiply_as<Dot>(c, panel, panels, scratch);
+  if (c.form == Form::quads_i8) return multiply_dots<DotI8>(c, panel, scratch);
+  if (c.form == Form::quads_i4) return multiply_dots<DotI4>(c, panel, scratch);
 #endif
+  if (c.panels->dtype == Dtype::i4) return multiply_i4(c, panel, scratch);
   if (c.panels->dtype == Dtype::f32) multiply_as<Multiply<PackF32>>(c, panel, panels, scratch);
   else if (c.panels->dtype == Dtype::bf16) multiply_as<Multiply<PackBF16>>(c, panel, panels, scratch);
   else if (c.panels->dtype == Dtype::f16) multiply_as<Multiply<PackF16>>(c, panel, panels, scratch);

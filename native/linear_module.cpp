@@ -13,14 +13,14 @@ namespace octavo {
 namespace {
 
 Dtype dtype_of(int number) {
-  if (number < 0 || number > static_cast<int>(Dtype::i8))
-    throw std::invalid_argument("dtype: 0 is float32, 1 bfloat16, 2 float16, 3 int8");
+  if (number < 0 || number > static_cast<int>(Dtype::i4) || number == static_cast<int>(Dtype::e4m3))
+    throw std::invalid_argument("dtype: 0 is float32, 1 bfloat16, 2 float16, 3 int8, 5 int4");
   return static_cast<Dtype>(number);
 }
 
 LinearCall call_of(uintptr_t x, int x_dtype, int64_t x_stride, int64_t rows, uintptr_t out, int out_dtype,
                    int64_t out_stride) {
-  if (dtype_of(x_dtype) == Dtype::i8 || dtype_of(out_dtype) == Dtype::i8)
+  if (quantised(dtype_of(x_dtype)) || quantised(dtype_of(out_dtype)))
     throw std::invalid_argument("rows are float32, bfloat16 or float16");
   return {reinterpret_cast<const char*>(x), dtype_of(x_dtype), x_stride, rows,
           reinterpret_cast<char*>(out), dtype_of(out_dtype), out_stride};
@@ -49,7 +49,7 @@ void argmax(const Linear& self, uintptr_t x, int x_dtype, int64_t x_stride, int6
 
 void read(const Linear& self, uintptr_t outputs, int64_t count, int dtype, uintptr_t to, int threads) {
   const Dtype to_type = dtype_of(dtype);
-  if (to_type == Dtype::i8) throw std::invalid_argument("weights are read as float32, bfloat16 or float16");
+  if (quantised(to_type)) throw std::invalid_argument("weights are read as float32, bfloat16 or float16");
   nb::gil_scoped_release unlocked;
   self.read(reinterpret_cast<const int64_t*>(outputs), count, to_type, reinterpret_cast<char*>(to), threads);
 }
@@ -72,6 +72,7 @@ void bind_linear(nb::module_& m) {
       .def("argmax", &argmax)
       .def("read", &read)
       .def_prop_ro("instruction_set", &Linear::set)
+      .def_prop_ro("rounds_inputs", &Linear::rounds_inputs)
       .def_prop_ro("bytes", &Linear::bytes);
 }
 

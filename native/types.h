@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, e4m3 = 4 };
+enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, e4m3 = 4, i4 = 5 };  // i4: packed weights alone
 
 constexpr bool quantised(Dtype dtype) { return dtype >= Dtype::i8; }
 constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : quantised(dtype) ? 1 : 2; }

@@ -17,8 +17,10 @@ import torch
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import load_native
 
-_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.int4: 5}
 _ROWS = (torch.float32, torch.bfloat16, torch.float16)
+GROUP_INT8, GROUP_INT4 = 64, 32
+"""Inputs that share a scale where rows are rounded to eight bits; int4 weights share theirs alike."""
 
 
 def linear_instruction_sets() -> tuple[str, ...]:
@@ -31,7 +33,8 @@ class PackedLinear:
     """y = x W^T + bias. `weights` are [outputs, inputs] and are joined in order; so are `biases`, None for none.
 
     `storage` is the element type of the packed form, that of the weights if not given: float32, bfloat16,
-    float16, or int8 with a scale for each output. Sums are float32 always.
+    float16, int8 with a scale for each output, or int4 with one for each output and 32 inputs. Sums are float32
+    always; where the processor multiplies bytes (`rounds_inputs`), int8 and int4 round rows to eight bits in groups.
     """
 
     def __init__(
@@ -77,11 +80,12 @@ class PackedLinear:
     @property
     def rounded(self) -> bool:
         """Whether packing rounded the weights."""
-        return self.storage is torch.int8
+        return self.storage in (torch.int8, torch.int4)
 
-    def seen(self, x: torch.Tensor) -> torch.Tensor:
-        """What the kernels make of rows of inputs before they multiply, in float32."""
-        return x.float()
+    @property
+    def rounds_inputs(self) -> bool:
+        rounds: bool = self.rounded and self.native.rounds_inputs
+        return rounds
 
     @property
     def nbytes(self) -> int:
@@ -162,6 +166,8 @@ class PackedLinear:
         scales = None
         if self.storage is torch.int8:
             weight, scales = quantise_rows(weight)
+        elif self.storage is torch.int4:
+            weight, scales = quantise_groups(weight)
         bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
         self.native.put(
             first,
@@ -180,6 +186,31 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = weight.to(torch.float32)
     scales = (wide.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     return torch.round(wide / scales[:, None]).to(torch.int8), scales
+
+
+def quantise_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers from -8 to 7 for each row [outputs, inputs], and scales [outputs, groups of 32 inputs].
+
+    The number largest in size becomes -8, or the one next to it 7, whichever rounds the group better.
+    """
+    outputs, inputs = weight.shape
+    wide = torch.nn.functional.pad(weight.to(torch.float32), (0, -inputs % GROUP_INT4)).view(outputs, -1, GROUP_INT4)
+    largest = wide.gather(2, wide.abs().argmax(2, keepdim=True))
+    best = best_error = scales = None
+    for reach in (-8.0, -8.7, 7.0):
+        scale = (largest / reach).to(torch.float16).to(torch.float32)
+        scale = torch.where(scale.abs() < 2.0**-14, torch.full_like(scale, 2.0**-14), scale)
+        whole = torch.round(wide / scale).clamp_(-8, 7)
+        error = (whole * scale - wide).square_().sum(2, keepdim=True)
+        if best is None or best_error is None or scales is None:
+            best, best_error, scales = whole, error, scale
+            continue
+        better = error < best_error
+        best = torch.where(better, whole, best)
+        scales = torch.where(better, scale, scales)
+        best_error = torch.where(better, error, best_error)
+    assert best is not None and scales is not None
+    return best.to(torch.int8).view(outputs, -1)[:, :inputs].contiguous(), scales[:, :, 0].contiguous()
 
 
 def _check_parts(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:

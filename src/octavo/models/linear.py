@@ -153,7 +153,7 @@ def difference(packed: PackedLinear, module: nn.Linear) -> float:
         if packed.rounded:
             chosen = torch.randint(packed.out_features, (CHECKED_OUTPUTS,), generator=generator)
             bias = None if module.bias is None else module.bias[chosen].float()
-            found, right = found[:, chosen], linear(packed.seen(x), packed.rows(chosen, torch.float32), bias)
+            found, right = found[:, chosen], linear(x.float(), packed.rows(chosen, torch.float32), bias)
         else:
             right = linear(x, module.weight, module.bias).float()
         return float((found - right).abs().max() / right.abs().max().clamp_min(1e-6))
