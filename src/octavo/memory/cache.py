@@ -213,8 +213,10 @@ class KVCache:
             short = self.pool.shortfall(counts)
         if short is not None:
             return short
-        if self.sharing is not None:
-            self.sharing.shelf.evict_for(counts)
+        if self.sharing is not None and not self.sharing.shelf.evict_for(counts):
+            if self.make_way is None:
+                raise InvariantViolation("eviction", f"cached blocks {self.pool.cached}, and none is offered")
+            return Shortfall(self.pool.slabs_needed(counts), self.pool.free.count, draining=self.pool.slabs)
         return self.pool.take(counts)
 
     def _append(self, group: int, rows: Int32, missing: Int64, slots: Int32) -> NewBlocks:

@@ -18,6 +18,7 @@ from octavo.memory.values import Int32
 
 Digest = Callable[[bytes], bytes]
 
+TOKEN_BYTES = 4
 _ROOT, _BLOCK = b"octavo root 1", b"octavo block 1"
 
 
@@ -55,16 +56,24 @@ class Chain:
 
     def extend(self, tokens: Int32, first_block: int = 0) -> None:
         """Add what is lacking; `tokens` are those of block `first_block` and on, of which no key before is lacking."""
-        size = self.space.block_tokens
-        for index in range(len(self.keys), first_block + len(tokens) // size):
-            block = tokens[(index - first_block) * size : (index - first_block + 1) * size]
-            self.keys.append(self.space.child(self.keys[-1] if self.keys else self.root[0], token_bytes(block)))
+        size, lacking = self.space.block_tokens, len(self.keys) - first_block
+        full = len(tokens) // size
+        if lacking >= full:
+            return
+        said, width = token_bytes(tokens[lacking * size : full * size]), TOKEN_BYTES * size
+        key = self.keys[-1] if self.keys else self.root[0]
+        for start in range(0, len(said), width):
+            key = self.space.child(key, said[start : start + width])
+            self.keys.append(key)
 
 
 def packed(*fields: bytes) -> bytes:
-    return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+    parts = []
+    for field in fields:
+        parts += (len(field).to_bytes(8, "little"), field)
+    return b"".join(parts)
 
 
 def token_bytes(tokens: Int32) -> bytes:
     """Token ids as little-endian 32-bit integers, whatever the machine."""
-    return tokens.astype("<i4").tobytes()
+    return tokens.astype("<i4", copy=False).tobytes()

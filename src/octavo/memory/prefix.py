@@ -157,8 +157,9 @@ class PrefixDirectory:
         size, path = self.space.block_tokens, []
         for index, key in enumerate(keys):
             found = self._nodes.get(key)
-            said = token_bytes(tokens[index * size : (index + 1) * size])
-            if found is None or found.parent is not node or found.said != said:
+            if found is None or found.parent is not node:
+                break
+            if found.said != token_bytes(tokens[index * size : (index + 1) * size]):
                 break
             path.append(found)
             node = found
@@ -203,9 +204,9 @@ class PrefixDirectory:
         """The root of a chain, made if need be; None when its key is taken by another."""
         return self._obtain(root[0], root[1], None)
 
-    def child(self, parent: Node, key: bytes, tokens: Int32) -> Node | None:
+    def child(self, parent: Node, key: bytes, said: bytes) -> Node | None:
         """The node of a block after `parent`, made if need be; None when its key is taken by another text."""
-        return self._obtain(key, token_bytes(tokens), parent)
+        return self._obtain(key, said, parent)
 
     def _obtain(self, key: bytes, said: bytes, parent: Node | None) -> Node | None:
         node = self._nodes.get(key)
@@ -258,7 +259,7 @@ class PrefixDirectory:
     def forget_if_bare(self, node: Node) -> None:
         """Remove a node that names no slot, has none below it and is nobody's, and so on towards its root."""
         at: Node | None = node
-        while at is not None and not at.children and not at.held and all(max(place) == NO_SLOT for place in at.places):
+        while at is not None and not at.children and not at.held and not _kept_anywhere(at):
             del self._nodes[at.key]
             parent = at.parent
             if parent is not None:
@@ -267,6 +268,14 @@ class PrefixDirectory:
                 if not siblings:
                     del parent.children[at.said[:_TOKEN_BYTES]]
             at = parent
+
+
+def _kept_anywhere(node: Node) -> bool:
+    for place in node.places:
+        for slot in place:
+            if slot != NO_SLOT:
+                return True
+    return False
 
 
 def _shared_tokens(one: bytes, other: bytes) -> int:

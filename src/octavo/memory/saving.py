@@ -168,6 +168,11 @@ class Saving:
 
     # -- orders and their ends --------------------------------------------------------------------
 
+    @property
+    def queued(self) -> bool:
+        """Whether copies wait for `give_orders`."""
+        return bool(self._queued)
+
     def give_orders(self) -> None:
         """What was queued since the last call, one order for each group."""
         queued, self._queued = self._queued, []

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.memory.keys import Chain, KeySpace
+from octavo.memory.keys import TOKEN_BYTES, Chain, KeySpace, token_bytes
 from octavo.memory.pool import BlockPool
 from octavo.memory.prefix import NO_SLOT, Match, Node, PrefixDirectory
 from octavo.memory.shelf import Shelf
@@ -150,7 +150,7 @@ class Sharing:
 
     def key(self, row: int, tables: Sequence[BlockTables], keys: Sequence[bytes], tokens: Int32) -> None:
         """The row's next blocks are full: `keys` and `tokens` are theirs. Their slots become findable."""
-        size = self.directory.space.block_tokens
+        width, said = TOKEN_BYTES * self.directory.space.block_tokens, token_bytes(tokens)
         at = self._at[row]
         self.completed[row] += len(keys)
         for i, key in enumerate(keys):
@@ -158,9 +158,13 @@ class Sharing:
                 self._computed(at.announced.pop())
             if at.tail is None:
                 return
-            self._hold(at, self.directory.child(at.tail, key, tokens[i * size : (i + 1) * size]))
-            if at.tail is None:  # another text has this key: nothing after it can be found either
+            child = self.directory.child(at.tail, key, said[i * width : (i + 1) * width])
+            if child is None:  # another text has this key: nothing after it can be found either
+                self._hold(at, None)
                 return
+            at.tail.held -= 1  # with a child it is not bare
+            child.held += 1
+            at.tail = child
             for group, table in enumerate(tables):
                 if self.pool.layout.groups[group].block_tokens and table.firsts[row] <= at.tail.index:
                     self._place(at, group, int(table.slots[row, at.tail.index]))

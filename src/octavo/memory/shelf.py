@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from octavo.errors import InvariantViolation, PolicyError
+from octavo.errors import PolicyError
 from octavo.memory.pool import BlockPool
 from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
 from octavo.memory.slots import SlotState
@@ -98,14 +98,20 @@ class Shelf:
 
     # -- giving up ----------------------------------------------------------------------------
 
-    def evict_for(self, counts: Sequence[int]) -> None:
-        """Give up cached blocks until these can be taken; the pool has said that it is possible."""
+    def evict_for(self, counts: Sequence[int]) -> bool:
+        """Give up cached blocks until these can be taken; the pool has said that there are enough.
+
+        False when copies have to end first: a block may not go before one after it that is being copied.
+        """
         if self.frugal:
             self._make_room_in_begun_slabs(counts)
         while self.pool.slabs_needed(counts) > self.pool.free.count:
             block = self.choose(counts)
+            if block is None:
+                return False
             if not self._saved_instead(block):
                 self.evict(block)
+        return True
 
     def _saved_instead(self, block: Evictable) -> bool:
         """Whether a copy of it has been begun, so that another must go."""
@@ -122,14 +128,17 @@ class Shelf:
                 if not self._saved_instead(block):
                     self.evict(block)
 
-    def choose(self, counts: Sequence[int]) -> Evictable:
-        """The block to go: of a group that lacks room where it has one, else the one used longest ago."""
+    def choose(self, counts: Sequence[int]) -> Evictable | None:
+        """The block to go: of a group that lacks room where it has one, else the one used longest ago.
+
+        None when all that are cached come before one that is being copied.
+        """
         wanting = [g for g, n in enumerate(counts) if n and self.pool.cached[g]]
         for groups in (wanting, range(len(counts))):
             offered = [block for g in groups if (block := self.eviction.choose(g)) is not None]
             if offered:
                 return min(offered, key=lambda block: (block.last_used, block.group))
-        raise InvariantViolation("eviction", f"cached blocks {self.pool.cached}, and none is offered")
+        return None
 
     def evict(self, block: Evictable) -> None:
         columns, slots = self.pool.slots[block.group], np.array([block.slot], dtype=np.int32)
@@ -179,5 +188,8 @@ class Shelf:
         self.clear()
         for group, keyed in enumerate(self.directory.keyed_in[self.tier]):
             for slot in np.flatnonzero(keyed).tolist():
-                self.directory.displace(group, slot, self.tier)
+                if self.pool.slots[group].refs[slot]:
+                    self.directory.displace(group, slot, self.tier)
+                else:
+                    self.remove(group, slot)
         return freed

@@ -92,7 +92,7 @@ class Tiering:
     @property
     def pending(self) -> bool:
         """Whether notices are to come."""
-        return len(self.errands) > 0
+        return len(self.errands) > 0 or (self.saving is not None and self.saving.queued)
 
     @property
     def awaited(self) -> bool:

@@ -42,8 +42,8 @@ class HostTier:
         """`counts[g]` slots of each group g with one reference each, or None. Never waits for the disk."""
         if not self.has_room(counts):
             return None
-        if self.shelf is not None:
-            self.shelf.evict_for(counts)
+        if self.shelf is not None and not self.shelf.evict_for(counts):
+            return None
         got = self.pool.take(counts)
         return None if isinstance(got, Shortfall) else got
 

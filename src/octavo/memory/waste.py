@@ -93,8 +93,10 @@ def _by_slot(cache: KVCache, group: int) -> _BySlot:
     """A block that several rows share is full in each of them: who reads most of it reads all that anybody reads."""
     layout, table = cache.layout.groups[group], cache.tables[group]
     size = layout.block_tokens
-    columns = np.arange(table.slots.shape[1])
-    rows, blocks = np.nonzero((columns < table.counts[:, None]) & (columns >= table.firsts[:, None]))
+    live = np.flatnonzero(table.counts)
+    columns = np.arange(int(table.counts.max(initial=0)))
+    rows, blocks = np.nonzero((columns < table.counts[live, None]) & (columns >= table.firsts[live, None]))
+    rows = live[rows]
     slots, committed = table.slots[rows, blocks], cache.committed[rows]
     first = layout.first_readable(cache.committed)[rows]
     readable = np.zeros(len(cache.pool.slots[group].refs), dtype=np.int64)

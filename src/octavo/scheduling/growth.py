@@ -66,7 +66,7 @@ def _grow_one(scheduler: Scheduler, draft: Draft, row: int, place: int) -> bool:
         fits = computed + 1  # asking begins the copies that room waits for
     got = cache.reserve(row, fits)
     if isinstance(got, Shortfall):
-        if short:
+        if short or cache.make_way is not None:
             return False
         raise InvariantViolation("reserve-all-or-nothing", f"row {row}: {fits} positions fit, then did not")
     draft.new_blocks.extend(got.new_blocks)

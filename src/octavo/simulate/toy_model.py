@@ -56,7 +56,7 @@ __all__ = [
 
 VOCAB = 1000
 STOP_ID = 0
-_RUBBISH = np.uint64(0xDEADBEEFDEADBEEF)
+RUBBISH = np.uint64(0xDEADBEEFDEADBEEF)
 
 
 def toy_request(name: str, prompt: Sequence[int], max_tokens: int | None, **fields: Any) -> Request:
@@ -167,7 +167,7 @@ class ToyExecutor:
         self._laws = tuple(law_of(group) for group in layout.groups)
         _require("executor-tables", laws_of(layout) == model.laws, f"the model reads {model.laws}, not {self._laws}")
         self._unit_bytes = gcd(*(g.block_bytes // max(1, g.block_tokens) for g in layout.groups), layout.slab_bytes)
-        self._arena = np.zeros(slabs * layout.slab_bytes // self._unit_bytes, dtype=np.uint64)
+        self._arena = self.new_arena(slabs)
         self._touched_by = np.full(len(self._arena), -1, dtype=np.int64)
         self._tables: list[list[dict[int, int]]] = [[] for _ in range(rows)]
         self._requests: dict[int, Request] = {}
@@ -186,7 +186,7 @@ class ToyExecutor:
                 self._require_idle(plan.number, copies.group, target)
         for copies in (*plan.copies_before, *plan.copies_after):
             for slot in (*copies.sources.tolist(), *copies.targets.tolist()):
-                self._touched_by[self._cells(copies.group, slot)] = plan.number
+                self._touched_by[self.cells(copies.group, slot)] = plan.number
         chunks = []
         for row, start, count in zip(plan.rows.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True):
             chunks.append(self._prepared(plan.number, row, start, start + count))
@@ -214,6 +214,19 @@ class ToyExecutor:
     def close(self) -> None:
         self._plans.clear()
 
+    # -- for whoever moves blocks -------------------------------------------------------------
+
+    def new_arena(self, slabs: int) -> UInt64:
+        """Cells of another tier, laid out as these are."""
+        return np.zeros(slabs * self.layout.slab_bytes // self._unit_bytes, dtype=np.uint64)
+
+    def read_block(self, group: int, slot: int) -> UInt64:
+        return self._arena[self.cells(group, slot)]
+
+    def write_block(self, group: int, slot: int, cells: UInt64 | np.uint64) -> None:
+        self._require_idle(-1, group, slot)
+        self._arena[self.cells(group, slot)] = cells
+
     # -- what a plan changes ------------------------------------------------------------------
 
     def _apply(self, plan: StepPlan) -> None:
@@ -235,14 +248,16 @@ class ToyExecutor:
             due = max(table) + 1 if table else None
             _require("executor-tables", due in (None, index), f"row {row}: block {index} where {due} is due")
             # A block that lies before what the row computes is shared: it keeps what it holds.
-            if not block_tokens or (index + 1) * block_tokens > computed.get(row, 0):
+            done = computed.get(row, 0)
+            if not block_tokens or (index + 1) * block_tokens > done:
                 self._require_idle(number, group, slot)
-                self._arena[self._cells(group, slot)] = _RUBBISH
                 self._writers[group, slot] = row
+                if not done or index * block_tokens >= done > 0 < block_tokens:  # else what it goes on from is there
+                    self._arena[self.cells(group, slot)] = RUBBISH
             table[index] = slot
 
     def _require_idle(self, number: int, group: int, slot: int) -> None:
-        busy = int(self._touched_by[self._cells(group, slot)].max())
+        busy = int(self._touched_by[self.cells(group, slot)].max())
         _require(
             "in-flight-slots",
             busy <= self._completed or busy == number,
@@ -263,7 +278,7 @@ class ToyExecutor:
             _require("executor-tables", not lacking, f"plan {number} row {row} group {group}: no blocks {lacking}")
             used = {index: table[index] for index in range(first, last + 1)}
             for index, slot in used.items():
-                self._touched_by[self._cells(group, slot)] = number
+                self._touched_by[self.cells(group, slot)] = number
                 writes = not layout.block_tokens or (index + 1) * layout.block_tokens > start
                 _require(
                     "executor-tables",
@@ -278,9 +293,9 @@ class ToyExecutor:
     def _copy(self, copies: tuple[BlockCopies, ...]) -> None:
         for some in copies:
             for source, target in zip(some.sources.tolist(), some.targets.tolist(), strict=True):
-                self._arena[self._cells(some.group, target)] = self._arena[self._cells(some.group, source)]
+                self._arena[self.cells(some.group, target)] = self._arena[self.cells(some.group, source)]
 
-    def _cells(self, group: int, slot: int) -> slice:
+    def cells(self, group: int, slot: int) -> slice:
         first = self.layout.address(group, slot) // self._unit_bytes
         return slice(first, first + self.layout.groups[group].block_bytes // self._unit_bytes)
 
@@ -298,7 +313,7 @@ class ToyExecutor:
     def _write(self, chunk: _Chunk, start: int, values: UInt64) -> None:
         for group, law in enumerate(self._laws):
             if law.constant:
-                cells = self._cells(group, chunk.tables[group][0])
+                cells = self.cells(group, chunk.tables[group][0])
                 for cell in range(cells.start, cells.stop):
                     before = int(self._arena[cell]) if start else 0  # a slot that is handed out holds rubbish
                     self._arena[cell] = np.uint64(advanced(before, values))
@@ -310,7 +325,7 @@ class ToyExecutor:
         sums: dict[Law, list[int]] = {}
         for group, law in enumerate(self._laws):
             if law.constant:
-                read = self._arena[self._cells(group, chunk.tables[group][0])][None, :]
+                read = self._arena[self.cells(group, chunk.tables[group][0])][None, :]
             else:
                 read = self._arena[self._places(chunk, group, law.first_read(end - 1), end)]
             sums.setdefault(law, []).extend(int(column) for column in read.sum(axis=0))
