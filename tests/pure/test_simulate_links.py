@@ -9,11 +9,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pure.worlds import one_group, request
 
+from octavo.cost.step import LinearCost
 from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError, InvariantViolation
+from octavo.memory.keys import KeySpace
+from octavo.memory.tiering import Below, tiered_cache
 from octavo.memory.transfers import LANES, SIDES, Ended, Mover, Order, TimedOut
-from octavo.simulate.executors import NANOSECONDS, seconds
+from octavo.policy.bundle import Policies
+from octavo.scheduling.audit import Audit
+from octavo.scheduling.core import EngineCore
+from octavo.scheduling.events import Arrived, Transferred
+from octavo.scheduling.limits import Limits
+from octavo.scheduling.request import Request
+from octavo.scheduling.scheduler import Scheduler
+from octavo.simulate.drive import Simulation
+from octavo.simulate.executors import NANOSECONDS, SimExecutor, seconds
 from octavo.simulate.links import Links, SeededFaults, SimMover
 
 SIZES = (1000, 500)
@@ -159,37 +171,6 @@ def test_a_store_that_is_cancelled_leaves_no_record_of_what_the_slot_held_before
     assert sim.records == {(0, 0): key(3)}
 
 
-class Bytes:
-    """Tiers whose blocks are numbers."""
-
-    def __init__(self) -> None:
-        self.cells: dict[Any, Any] = {}
-
-    def read(self, tier: str, group: int, slot: int) -> Any:
-        return self.cells.get((tier, group, slot))
-
-    def write(self, tier: str, group: int, slot: int, data: Any) -> None:
-        self.cells[tier, group, slot] = data
-
-
-def test_bytes_are_read_when_a_copy_begins_and_written_when_it_has_ended() -> None:
-    held = Bytes()
-    held.cells = {("device", 0, 0): "a", ("device", 0, 1): "b", ("device", 0, 2): "c", ("host", 0, 0): "old"}
-    sim = mover(contents=held)
-    sim.submit(demote(1, 0))
-    sim.submit(demote(2, 1, 2))
-    held.cells["device", 0, 0] = "overwritten too early"
-    held.cells["device", 0, 1] = "b, finished in time"
-    sim.poll(1.4)
-    assert held.cells["host", 0, 0] == "old"
-    sim.poll(1.5)
-    assert held.cells["host", 0, 0] == "a"
-    sim.cancel(2)
-    sim.poll(9.0)
-    assert held.cells["host", 0, 1] == "b, finished in time"
-    assert ("host", 0, 2) not in held.cells
-
-
 def test_two_copies_that_meet_in_a_slot_are_a_broken_invariant() -> None:
     sim = mover()
     sim.submit(demote(1, 0))
@@ -280,10 +261,8 @@ def test_a_lost_word_fails_the_whole_order_and_a_stall_delays_its_end() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_each_order_ends_once_in_the_order_of_time_and_every_notice_is_announced(seed: int) -> None:
     rng = Random(seed)
-    held = Bytes()
-    held.cells = {("device", group, slot): (group, slot) for group in (0, 1) for slot in range(6)}
     faults = SeededFaults(seed, fails=0.1, stalls=0.2, stall_s=6.0, loses_word=0.1)
-    sim = mover(faults=faults, contents=held)
+    sim = mover(faults=faults)
     open_: dict[int, Order] = {}
     late: set[int] = set()
     told: Counter[int] = Counter()
@@ -303,8 +282,6 @@ def test_each_order_ends_once_in_the_order_of_time_and_every_notice_is_announced
             assert (notice.status == "timed_out") == (order.number in late)
             assert notice.bytes == notice.reasons.count("") * SIZES[order.group]
             told[order.number] += 1
-            for source, target, reason in zip(order.sources, order.targets, notice.reasons, strict=True):
-                assert reason or held.cells["host", order.group, target] == (order.group, source)
 
     number = 0
     for _ in range(25):
@@ -335,3 +312,75 @@ def test_each_order_ends_once_in_the_order_of_time_and_every_notice_is_announced
 def test_routes_and_lanes_agree() -> None:
     assert set(SIDES) == set(LANES)
     assert all(("disk" in SIDES[route]) == (LANES[route] == "disk") for route in SIDES)
+
+
+# -- the clock of a simulation ------------------------------------------------------------------------
+
+
+class Turns:
+    """Requests at given moments."""
+
+    def __init__(self, requests: list[tuple[int, Request]]) -> None:
+        self._coming = requests
+        self.ended_at: dict[str, int] = {}
+
+    def next_ns(self) -> int | None:
+        return self._coming[0][0] if self._coming else None
+
+    def pop(self) -> Request:
+        return self._coming.pop(0)[1]
+
+    def ended(self, request_id: str, now_ns: int) -> None:
+        self.ended_at[request_id] = now_ns
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def observe(self, happenings: Any) -> None:
+        self.events.extend(happenings)
+
+    def at_rest(self, now_ns: int, scheduler: Scheduler) -> None:
+        pass
+
+
+def simulated(links: Links, faults: SeededFaults | None = None, **below: Any) -> tuple[Turns, Kept]:
+    """Eight turns of four conversations whose blocks do not fit the device together."""
+    layout = one_group()
+    policies = Policies.named(reuse="prefix", preemption="offload")
+    tiers = Below(host_slabs=40, **below)
+    cache, tiering = tiered_cache(layout, 12, 4, tiers, keys=KeySpace("toy", layout.groups[0].block_tokens))
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=4096, vocab_size=1000, max_waiting=None)
+    mover = SimMover([layout.groups[0].block_bytes], links, faults=faults)
+    scheduler = Scheduler(cache, limits, policies, tiering)
+    core = EngineCore(
+        scheduler, SimExecutor(LinearCost()), audit=Audit(full_every=1), mover=mover
+    )  # fmt: skip
+    turns = Turns(
+        [(turn * NANOSECONDS, request(20, 12, seed=turn % 4, name=f"turn {turn}")) for turn in range(8)]
+    )  # fmt: skip
+    kept = Kept()
+    Simulation(core, turns, [kept]).run()
+    assert not scheduler.has_work
+    assert mover.pending == 0
+    return turns, kept
+
+
+@pytest.mark.parametrize("faults", [None, SeededFaults(1, fails=0.2, stalls=0.2, stall_s=40.0, loses_word=0.1)])
+def test_a_simulation_with_tiers_ends_and_blocks_move(faults: SeededFaults | None) -> None:
+    turns, kept = simulated(Links(), faults, disk_slots=(30,))
+    assert len(turns.ended_at) == 8
+    moved = Counter(event.route for event in kept.events if isinstance(event, Transferred) and event.blocks)
+    assert {"demote", "promote", "store"} <= set(moved)
+
+
+def test_a_slow_link_delays_only_who_waits_for_it_and_the_clock_skips_the_wait() -> None:
+    fast, _ = simulated(Links())
+    slow, kept = simulated(Links({"promote": TransferLaw(1e9, 0.25)}))
+    waited = [event for event in kept.events if isinstance(event, Arrived)]
+    assert waited
+    assert all(event.waited_s >= 0.25 for event in waited)
+    later = [name for name in fast.ended_at if slow.ended_at[name] > fast.ended_at[name] + NANOSECONDS // 5]
+    assert later
+    assert len(later) < 8

@@ -25,6 +25,7 @@ from octavo.scheduling.leap import DecodeRun, advance, quiet_steps
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.executors import NANOSECONDS, SimExecutor, nanoseconds, seconds
+from octavo.simulate.links import SimMover
 
 Happening = Event | DecodeRun
 
@@ -64,8 +65,11 @@ class Simulation:
     ) -> None:
         if not isinstance(core.executor, SimExecutor):
             raise ConfigError("executor", type(core.executor).__name__, "virtual time needs a SimExecutor")
+        if not isinstance(core.mover, SimMover | None):
+            raise ConfigError("mover", type(core.mover).__name__, "virtual time needs a SimMover")
         self.core = core
         self.executor = core.executor
+        self.mover = core.mover
         self.source = source
         self.watchers = tuple(watchers)
         self.now_ns = 0
@@ -91,7 +95,7 @@ class Simulation:
             if self._leap and self._take_leap():
                 idle = 0
                 continue
-            idle = 0 if self._take_step() else idle + 1
+            idle = 0 if self._take_step() or self._await_copies() else idle + 1
             if idle > _IDLE_STEPS:
                 raise InvariantViolation("progress", f"{idle} steps plan nothing although there is work")
 
@@ -128,6 +132,15 @@ class Simulation:
         self.steps += 1
         self._tell(events)
         return planned is not None or ended is not None
+
+    def _await_copies(self) -> bool:
+        """Nothing can be computed: the clock goes on to the next word of a copy, or to an arrival before it."""
+        due = None if self.mover is None else self.mover.next_ns()
+        if due is None or due <= self.now_ns:
+            return False
+        coming = self.source.next_ns()
+        self.now_ns = due if coming is None else min(due, max(coming, self.now_ns))
+        return True
 
     def _take_leap(self) -> bool:
         scheduler = self.core.scheduler

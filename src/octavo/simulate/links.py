@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError, InvariantViolation
@@ -103,14 +103,6 @@ class SeededFaults:
         return Random(f"{self.seed}/{order.number}/{what}")
 
 
-class Contents(Protocol):
-    """The bytes of the tiers, where somebody keeps any: read when a copy begins, written when it has ended."""
-
-    def read(self, tier: Tier, group: int, slot: int) -> Any: ...
-
-    def write(self, tier: Tier, group: int, slot: int, data: Any) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class _Transfer:
     order: Order
@@ -123,7 +115,6 @@ class _Transfer:
     block_ns: float = 0.0
     moved: int = 0
     """Blocks that will have been moved when it ends."""
-    held: list[Any] = field(default_factory=list)
 
     def ends_ns(self, block: int | None = None) -> int:
         """When it ends, or one of its blocks does. It has begun."""
@@ -156,7 +147,6 @@ class SimMover:
         links: Links | None = None,
         *,
         faults: Faults | None = None,
-        contents: Contents | None = None,
         stored: Sequence[Sequence[tuple[bytes, int]]] = (),
     ) -> None:
         self.links = links or Links()
@@ -166,7 +156,6 @@ class SimMover:
         """What a later run would find, by group and disk slot."""
         self._block_bytes = tuple(block_bytes)
         self._faults = faults
-        self._contents = contents
         self._lanes: dict[Lane, _Lane] = {"arenas": _Lane(), "disk": _Lane()}
         self._open: dict[int, _Transfer] = {}
         self._deadlines: list[tuple[int, int]] = []
@@ -274,9 +263,6 @@ class SimMover:
         if order.route == "store":
             for slot in order.targets:
                 self.records.pop((order.group, slot), None)
-        if self._contents is not None:
-            tier = SIDES[order.route][0]
-            transfer.held = [self._contents.read(tier, order.group, slot) for slot in order.sources]
 
     def _stop(self, transfer: _Transfer, status: Status, moment: int) -> None:
         transfer.stopped = status
@@ -303,7 +289,6 @@ class SimMover:
     def _arrive(self, transfer: _Transfer, block: int) -> str:
         """The block's copy is over: why it is not whole, or empty."""
         order = transfer.order
-        place = (order.group, order.targets[block])
         reason = "" if self._faults is None else self._faults.reason(order, block)
         if order.route == "load" and not reason:
             found = self.records.get((order.group, order.sources[block]))
@@ -311,9 +296,7 @@ class SimMover:
         if reason:
             return reason
         if order.route == "store":
-            self.records[place] = order.keys[block]
-        if self._contents is not None:
-            self._contents.write(SIDES[order.route][1], *place, transfer.held[block])
+            self.records[order.group, order.targets[block]] = order.keys[block]
         return ""
 
     # ---- what the core owes
