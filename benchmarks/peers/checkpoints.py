@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,14 +29,25 @@ def make_checkpoint(
     form: str, model: str, dtype: str, cache: Path, deadline: float, say: Callable[[str], None]
 ) -> Path | Unavailable:
     """The path that an engine is given, made now unless it is there."""
-    plain = _made(cache / f"{model}-{dtype}", deadline, say, lambda target: _export(model, dtype, target))
+    name = f"{_short(model)}-{dtype}"
+    plain = _made(cache / name, deadline, say, lambda target: _export(model, dtype, target))
     if form == "safetensors" or isinstance(plain, Unavailable):
         return plain
     if form == "openvino":
-        target = cache / f"{model}-{dtype}-openvino"
+        target = cache / f"{name}-openvino"
         return _made(target, deadline, say, lambda target: _openvino(plain, target, cache.parent, deadline, say))
-    target = cache / f"{model}-{dtype}.gguf"
-    return _made(target, deadline, say, lambda target: _gguf(plain, GGUF_TYPES[dtype], target, cache.parent, deadline, say))
+    target = cache / f"{name}.gguf"
+    return _made(
+        target, deadline, say, lambda target: _gguf(plain, GGUF_TYPES[dtype], target, cache.parent, deadline, say)
+    )
+
+
+def _short(model: str) -> str:
+    """A name for files: of a directory its own, and a checksum of where it lies."""
+    if model in MODELS:
+        return model
+    path = Path(model).resolve()
+    return f"{path.name}-{zlib.crc32(str(path).encode()):08x}"
 
 
 def _made(

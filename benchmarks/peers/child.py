@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 KEEP_LINES = 3
 LEAVE_S = 20.0
@@ -40,7 +40,7 @@ class Child:
         self._left = b""
         self.peak_bytes = 0
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *ignored: object) -> None:

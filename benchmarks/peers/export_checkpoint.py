@@ -2,7 +2,7 @@
 
 The embedded model is loaded once, unpacked, and its state dict copied into a fresh model of the same
 config, so that nothing of how octavo keeps it goes along. The random model has Qwen2.5-0.5B's shape and
-weights from a seed. The tokenizer goes along because exporters ask for one; no figure needs it.
+weights from a seed. A directory is copied in the same way. The tokenizer goes along because exporters ask for one; no figure needs it.
 
     python export_checkpoint.py smollm2-135m bf16 DIRECTORY
 """
@@ -42,13 +42,15 @@ QWEN_0_5B = {
 def main(name: str, dtype: str, target: Path) -> None:
     logging.set_verbosity_error()
     torch.manual_seed(SEED)
-    embedded = _embedded()
-    model = random_model(Qwen2Config(**QWEN_0_5B)) if name == "random-0.5b" else _copied(embedded)
+    source = Path(name) if Path(name).is_dir() else _embedded()
+    # the config's own spread of weights, so that logits are neither flat nor infinite
+    random = name == "random-0.5b"
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN_0_5B)) if random else _copied(source)
     target.mkdir(parents=True, exist_ok=True)
     model.to(DTYPES[dtype]).save_pretrained(target)
     for file in TOKENIZER_FILES:
-        if (embedded / file).is_file():
-            shutil.copyfile(embedded / file, target / file)
+        if (source / file).is_file():
+            shutil.copyfile(source / file, target / file)
 
 
 def _embedded() -> Path:
@@ -63,11 +65,6 @@ def _copied(path: Path) -> Any:
     fresh.load_state_dict(source.state_dict())
     fresh.generation_config = source.generation_config
     return fresh
-
-
-def random_model(config: Any) -> Any:
-    """Normal weights of the config's own spread, so that logits are neither flat nor infinite."""
-    return AutoModelForCausalLM.from_config(config)
 
 
 if __name__ == "__main__":

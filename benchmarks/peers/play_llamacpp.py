@@ -25,7 +25,7 @@ ROUND = 256
 
 
 class Player:
-    """Options: `reuse` (prompt cache and slots by common prefix), `batch` and `ubatch` (tokens, logical and physical)."""
+    """Options: `reuse` (prompt cache, slots by common prefix), `batch` and `ubatch` (logical and physical tokens)."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup

@@ -41,7 +41,11 @@ class Player:
             asked["reuse"] = "prefix" if flag(setup.options, "reuse") else "none"
         self._llm = LLM(setup.checkpoint, **asked)
         rows = () if self._llm.deployment is None else self._llm.deployment.rows()
-        self.settings = {"version": __version__, **asked, "decided": {row.name: row.value for row in rows}}
+        self.settings = {
+            "version": __version__,
+            **asked,
+            "decided": ", ".join(f"{row.name} {row.value}" for row in rows),
+        }
 
     def prepare(self, jobs: list[Job]) -> None:
         """Nothing: the engine was sized for the largest workload."""

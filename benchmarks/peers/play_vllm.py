@@ -50,7 +50,8 @@ class Player:
         from vllm import SamplingParams
 
         params = [
-            SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, detokenize=False) for job in jobs
+            SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, detokenize=False)
+            for job in jobs
         ]
         prompts = [{"prompt_token_ids": job.prompt} for job in jobs]
         arrived = time.time()

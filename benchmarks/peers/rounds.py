@@ -8,7 +8,7 @@ gets a new process, and an engine that cannot load is not tried again.
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from child import Broken, Child
 from comparison import Asked, Line, Run
 from engines import Choice
 from environments import Environment, Unavailable, make_environment, peer_variables
-from protocol import Job, Setup, flag
+from protocol import Job, Setup
 from workloads import Workload
 
 HERE = Path(__file__).resolve().parent
@@ -50,7 +50,7 @@ class Bounds:
         """Seconds that the next question may take. Raises `Broken` when the whole is over."""
         left = min(most, self.deadline - time.monotonic())
         if left <= 0:
-            raise Broken(f"not run: the {self.minutes:g} minutes were over")
+            raise Broken(f"the {self.minutes:g} minutes of the comparison were over")
         return left
 
 
@@ -94,54 +94,49 @@ class Rounds:
         self._workloads, self._dtype, self._options, self._bounds = workloads, dtype, options, bounds
         self.settings: dict[str, dict[str, Any]] = {}
         self.lines: dict[str, list[Line]] = {workload.name: [] for workload in workloads}
+        self._of: dict[tuple[str, str], Line] = {}
+        """The same lines by engine and workload."""
         for choice in options.choices:
             made = engines[choice.label]
             reason = made.reason if isinstance(made, Unavailable) else ""
-            reuse = flag(choice.options, "reuse") or choice.options.get("reuse") == "prefix"
+            reuse = choice.options.get("reuse") in ("on", "true", "prefix")
             for workload in workloads:
                 if choice.plays(workload.name):
-                    self.lines[workload.name].append(Line(choice.label, choice.engine.name, reuse, reason=reason))
+                    line = Line(choice.label, choice.engine.name, reuse, reason=reason)
+                    self.lines[workload.name].append(line)
+                    self._of[choice.label, workload.name] = line
 
     def play(self, repeat: int) -> None:
         for number in range(repeat):
             for label, ready in self._ready.items():
                 say(f"round {number + 1} of {repeat}: {self._dtype} {label}")
-                self._turn(ready, [w for w in self._workloads if not self._line(label, w, Line("", "", False)).reason])
+                left = [w for w in self._workloads if ready.choice.plays(w.name) and not self._of[label, w.name].reason]
+                while left:
+                    # another process for what comes after the workload that broke the one before
+                    left = left[self._play(ready, left) :]
 
-    def _line(self, label: str, workload: Workload, otherwise: Line) -> Line:
-        """`otherwise` where the engine does not play the workload."""
-        return next((line for line in self.lines[workload.name] if line.engine == label), otherwise)
-
-    def _turn(self, ready: Ready, workloads: Sequence[Workload]) -> None:
-        """One process through the workloads, and another one for what is left when it breaks."""
-        left = [workload for workload in workloads if ready.choice.plays(workload.name)]
-        while left:
-            broken = self._play_all(ready, left)
-            if broken:
-                for line in (self._line(ready.choice.label, workload, Line("", "", False)) for workload in broken):
-                    say(f"  {line.engine}: {line.reason}")
-            left = left[left.index(broken[-1]) + 1 :] if broken else []
-
-    def _play_all(self, ready: Ready, workloads: list[Workload]) -> list[Workload]:
-        """Those that broke: none, the one that ended the process, or all when it did not load."""
+    def _play(self, ready: Ready, workloads: Sequence[Workload]) -> int:
+        """One process through the workloads; how many of them are dealt with, one way or the other."""
         label = ready.choice.label
         with Child(self._command(ready), self._log(label), self._variables(ready)) as child:
             try:
                 self._load(child, ready)
             except Broken as error:
-                return [self._note(label, workload, f"did not load: {error}") for workload in workloads]
+                for workload in workloads:
+                    self._of[label, workload.name].reason = f"did not load: {error}"
+                say(f"  {label} did not load: {error}")
+                return len(workloads)
             ready_s = child.age_s
-            for workload in workloads:
+            for count, workload in enumerate(workloads, start=1):
+                line = self._of[label, workload.name]
                 try:
-                    self._line(label, workload, Line("", "", False)).runs.append(self._run(child, workload, ready_s))
+                    line.runs.append(self._run(child, workload, ready_s))
                 except Broken as error:
-                    return [self._note(label, workload, str(error))]
-                say(f"  {workload.name} {label}: {self._line(label, workload, Line('', '', False)).runs[-1].seconds:.2f} s")
-        return []
-
-    def _note(self, label: str, workload: Workload, reason: str) -> Workload:
-        self._line(label, workload, Line("", "", False)).reason = reason
-        return workload
+                    line.reason = str(error)
+                    say(f"  {workload.name} {label}: {error}")
+                    return count
+                say(f"  {workload.name} {label}: {line.runs[-1].seconds:.2f} s")
+        return len(workloads)
 
     def _load(self, child: Child, ready: Ready) -> None:
         setup = _setup(ready, self._workloads, self._dtype, self._options)
@@ -181,11 +176,13 @@ class Rounds:
         return self._options.cache / "logs" / f"{name}.log"
 
     def _variables(self, ready: Ready) -> dict[str, str]:
-        """The engine's environment: offline, so many threads, and none of octavo's paths but for octavo."""
-        own = not ready.choice.engine.environment
-        variables = peer_variables() | {name: os.environ[name] for name in ("PYTHONPATH",) if own and name in os.environ}
-        threads = str(self._options.threads)
-        return variables | {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        """Offline, so many threads; where octavo is found only for octavo itself."""
+        variables = peer_variables() | {"OMP_NUM_THREADS": str(self._options.threads), "HF_HUB_OFFLINE": "1"}
+        if ready.choice.engine.environment:
+            return variables
+        import octavo
+
+        return variables | {"PYTHONPATH": str(Path(octavo.__file__).resolve().parents[1])}
 
 
 def _setup(ready: Ready, workloads: Sequence[Workload], dtype: str, options: argparse.Namespace) -> Setup:
@@ -208,8 +205,6 @@ def _setup(ready: Ready, workloads: Sequence[Workload], dtype: str, options: arg
 
 def kv_bytes_per_token(checkpoint: Path, dtype: str) -> int:
     """By octavo's geometry, from the config beside the weights; of a single file, which holds none, 0."""
-    import json
-
     from octavo.geometry.dtypes import dtype_named
     from octavo.geometry.from_config import geometry_from_config
 

@@ -41,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
     workloads, source = chosen_workloads(options)
     facts = machine_facts()
-    ready = {dtype: prepared(options.choices, options.model, dtype, options.cache, options.setup_s) for dtype in options.dtypes}
+    ready = {
+        dtype: prepared(options.choices, options.model, dtype, options.cache, options.setup_s)
+        for dtype in options.dtypes
+    }
     if options.make_only:
         _print_made(ready)
         return
@@ -63,7 +66,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("file", nargs="?", type=Path, help="workloads.json; without it the shared one, else drawn from a seed")
-    add("--model", default=MODELS[0], help=f"{' or '.join(MODELS)}, or a directory of safetensors (default {MODELS[0]})")
+    add(
+        "--model", default=MODELS[0], help=f"{' or '.join(MODELS)}, or a directory of safetensors (default {MODELS[0]})"
+    )
     add("--dtype", default="fp32", help=f"by commas, out of {', '.join(DTYPES)}: of weights, activations and KV cache")
     add("--workloads", default="W1,W2", help="by commas (default W1,W2)")
     add("--engines", default=DEFAULT, help=f"by commas, out of {', '.join(ENGINES)}, with options as name:option=value")
@@ -72,7 +77,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--scale", type=float, default=1.0, help="lengths of prompts and outputs times this, to try things out")
     add("--max-num-batched-tokens", type=int, default=1024, help="tokens of a forward pass (default 1024)")
     add("--limit", type=float, default=240.0, help="seconds that an engine may take for one workload (default 240)")
-    add("--minutes", type=float, default=60.0, help="in all, environments aside; what is left over says so (default 60)")
+    add(
+        "--minutes", type=float, default=60.0, help="in all, environments aside; what is left over says so (default 60)"
+    )
     add("--setup-minutes", type=float, default=60.0, help="for environments and checkpoints that are missing")
     add("--make-only", action="store_true", help="make environments and checkpoints, then stop")
     add("--cache", type=Path, default=default_cache(), help="where environments and checkpoints are kept")
@@ -111,7 +118,9 @@ def chosen_workloads(options: argparse.Namespace) -> tuple[list[Workload], str]:
         known, source = read_workloads(path), f"token ids of {path.name}"
     unknown = [name for name in options.workloads if name not in known]
     if unknown:
-        raise SystemExit(f"--workloads: {', '.join(unknown)} not there; there are {', '.join(known) or ', '.join(NAMES)}")
+        raise SystemExit(
+            f"--workloads: {', '.join(unknown)} not there; there are {', '.join(known) or ', '.join(NAMES)}"
+        )
     return [known[name].scaled(options.scale) for name in options.workloads], source
 
 
