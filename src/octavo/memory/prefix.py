@@ -204,8 +204,12 @@ class PrefixDirectory:
         """The root of a chain, made if need be; None when its key is taken by another."""
         return self._obtain(root[0], root[1], None)
 
-    def child(self, parent: Node, key: bytes, said: bytes) -> Node | None:
+    def child(self, parent: Node, key: bytes, tokens: Int32) -> Node | None:
         """The node of a block after `parent`, made if need be; None when its key is taken by another text."""
+        return self._obtain(key, token_bytes(tokens), parent)
+
+    def child_that_says(self, parent: Node, key: bytes, said: bytes) -> Node | None:
+        """`child`, of tokens that are bytes already."""
         return self._obtain(key, said, parent)
 
     def _obtain(self, key: bytes, said: bytes, parent: Node | None) -> Node | None:

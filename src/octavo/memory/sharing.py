@@ -158,7 +158,7 @@ class Sharing:
                 self._computed(at.announced.pop())
             if at.tail is None:
                 return
-            child = self.directory.child(at.tail, key, said[i * width : (i + 1) * width])
+            child = self.directory.child_that_says(at.tail, key, said[i * width : (i + 1) * width])
             if child is None:  # another text has this key: nothing after it can be found either
                 self._hold(at, None)
                 return
