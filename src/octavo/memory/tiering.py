@@ -19,7 +19,7 @@ from octavo.errors import ConfigError
 from octavo.memory.adoption import lower_blocks
 from octavo.memory.cache import KVCache
 from octavo.memory.errands import Errands
-from octavo.memory.keys import Chain, KeySpace, token_bytes
+from octavo.memory.keys import Chain, KeySpace
 from octavo.memory.layout import Layout
 from octavo.memory.loading import Arrivals, Loading, Wanted
 from octavo.memory.parking import Parking
@@ -145,7 +145,7 @@ class Tiering:
         for index, key in enumerate(chain.keys):
             if node is None:
                 return
-            before, node = node, directory.child(node, key, token_bytes(tokens[index * size : (index + 1) * size]))
+            before, node = node, directory.child(node, key, tokens[index * size : (index + 1) * size])
             if node is None:
                 directory.forget_if_bare(before)
                 return
