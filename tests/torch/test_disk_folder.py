@@ -196,7 +196,7 @@ def test_faults_of_the_disk_are_refusals_and_misses_with_a_reason_and_leave_noth
     def full(*_):
         raise OSError(errno.ENOSPC, "injected")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "ftruncate", full)
     assert put(disk, 2) == "disk_full"
     assert names(tmp_path / "f") == []
     monkeypatch.undo()

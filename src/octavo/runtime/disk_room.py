@@ -1,6 +1,6 @@
 """A directory that several processes fill with files of their own, and how much room is left in it.
 
-    lock -> room counted, made if need be by giving up files of oldest use -> files made, their room granted -> unlock
+    lock -> room counted, made if need be by giving up files of oldest use -> files made, of their full size -> unlock
          -> written, each by its maker alone -> renamed to what they are
 
 Owns the lock, the count, what files are called until they are whole, and their removal; knows nothing of their
@@ -116,7 +116,7 @@ class SharedRoom:
                 part = f".part-{self._token}-{self._parts}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 made.append((part, os.open(part, flags, 0o600, dir_fd=self._descriptor)))
-                os.posix_fallocate(made[-1][1], 0, size)
+                os.ftruncate(made[-1][1], size)  # counted at once; blocks that nobody flushes may never reach the disk
         except OSError:
             for part, descriptor in made:
                 os.close(descriptor)
