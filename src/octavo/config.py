@@ -126,6 +126,30 @@ class CacheConfig:
         "which block that is kept for reuse goes when room is needed",
         choices=("lru", "cheapest_to_rebuild"),
     )
+    host_bytes: int = _option(
+        "bytes", 0, "bytes of host memory for state that is moved from the device rather than lost; 0: none", low=0
+    )
+    host_eviction: str = _option(
+        "choice", "lru", "which block on the host goes when room is needed", choices=("lru", "cheapest_to_rebuild")
+    )
+    placement: str = _option(
+        "choice",
+        "write_back",
+        "with reuse and host_bytes, which blocks are copied down: none (drop), those whose room is needed (write_back), "
+        "all as soon as they are full (write_through), or those that cost less to move than to compute (break_even)",
+        choices=("drop", "write_back", "write_through", "break_even"),
+    )
+    disk_path: str | None = _option("text", None, "directory for blocks that outlive the process, below the host")
+    disk_bytes: int | None = _option("bytes", None, "bytes that disk_path may take at most", low=1)
+    disk_shared: bool = _option(
+        "flag", False, "keep a file for each block in disk_path, so that several processes can share them"
+    )
+    transfer_bytes_per_second: float | None = _option(
+        "float", None, "bytes a second that copies between device and host may take; no bound if not given", low=1.0
+    )
+    transfer_timeout: float = _option(
+        "float", 10.0, "seconds that a sequence waits for state on its way up before it computes it again", low=0.001
+    )
 
     def __post_init__(self) -> None:
         skipped: Any = self.kv_cache_dtype_skip_layers
@@ -141,6 +165,26 @@ class CacheConfig:
             object.__setattr__(self, "allocation", "contiguous-max")
         if self.reuse != "none" and self.allocation != "paged":
             raise ConfigError("reuse", self.reuse, f"needs paged allocation, not {self.allocation}")
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        if self.host_bytes and self.allocation != "paged":
+            raise ConfigError("host_bytes", self.host_bytes, f"needs paged allocation, not {self.allocation}")
+        if (self.disk_path is None) != (self.disk_bytes is None):
+            raise ConfigError(
+                "disk_path", self.disk_path, f"goes together with disk_bytes={self.disk_bytes}; give both"
+            )
+        if self.disk_path is None:
+            if self.disk_shared:
+                raise ConfigError("disk_shared", True, "needs disk_path and disk_bytes")
+            return
+        if not self.host_bytes:
+            raise ConfigError(
+                "disk_path", self.disk_path, "needs host_bytes: what goes to the disk goes through the host"
+            )
+        if self.reuse == "none" or self.placement == "drop":
+            remedy = f"keeps nothing with reuse={self.reuse} and placement={self.placement}; use reuse=prefix"
+            raise ConfigError("disk_path", self.disk_path, remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +210,9 @@ class SchedulerConfig:
     preemption: str = _option(
         "choice",
         "recompute",
-        "what happens to the state of a sequence that gives way",
-        choices=("recompute",),
-        planned=("offload", "auto"),
+        "what happens to the state of a sequence that gives way: computed again, moved to the host (offload), or the "
+        "cheaper of the two (auto)",
+        choices=("recompute", "offload", "auto"),
     )
 
     def __post_init__(self) -> None:
@@ -198,6 +242,13 @@ class EngineConfig:
         "auto",
         "linear layers: weights packed for octavo's own kernels for CPUs (native) or plain torch; auto measures both",
         choices=("auto", "native", "torch"),
+    )
+    fuse: str = _option(
+        "choice",
+        "auto",
+        "decoder layers that are recognised run as native programs, where linear layers and attention are native: auto, "
+        "or off",
+        choices=("auto", "off"),
     )
     pipeline_depth: int = _option("int", 0, "steps in flight while the next one is planned", low=0, high=1)
     audit: bool = _option("flag", False, "check every accounting invariant after every step")
@@ -235,6 +286,15 @@ class Config:
             parts[known[name]][name] = value
         return cls(**{concern: make(**parts[concern]) for concern, make in _CONCERNS.items()})
 
+    def __post_init__(self) -> None:
+        cache, scheduler = self.cache, self.scheduler
+        if scheduler.preemption != "recompute" and not cache.host_bytes:
+            raise ConfigError("preemption", scheduler.preemption, "needs room to move to: give host_bytes")
+        if cache.host_bytes and cache.reuse == "none" and scheduler.preemption == "recompute":
+            raise ConfigError(
+                "host_bytes", cache.host_bytes, "is used by nothing: ask for reuse=prefix or preemption=offload"
+            )
+
     def as_kwargs(self) -> dict[str, Any]:
         """The flat form again: `Config.from_kwargs(**config.as_kwargs()) == config`."""
         return {option.name: getattr(getattr(self, option.concern), option.name) for option in options()}
@@ -254,7 +314,7 @@ _ELSEWHERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "quantization": ((None,), "is not an option: the checkpoint says how it is quantised"),
     "trust_remote_code": ((False,), "is not served: no code from checkpoints is run"),
     "enforce_eager": ((False, True), "is not an option: no graphs are captured; leave it out"),
-    "swap_space": ((0,), "is not served: there is no lower tier yet"),
+    "swap_space": ((0,), "is spelled host_bytes here, with preemption='offload'"),
     "cpu_offload_gb": ((0,), "is not served: weights stay on the device"),
     "disable_log_stats": ((False, True), "is not an option: nothing is logged but by the server; leave it out"),
     "speculative_config": ((None,), "is not served: every token comes from the model itself"),

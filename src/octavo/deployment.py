@@ -21,7 +21,7 @@ from octavo.memory.groups import served_groups
 from octavo.memory.layout import BOUNDLESS, BlockOrder, Layout, make_layout
 from octavo.memory.served import require_kernels
 from octavo.memory.slabs import SLABS_AT_LEAST
-from octavo.planner.ledger import Ledger, StepLimits, make_ledger, predict_runtime
+from octavo.planner.ledger import Ledger, Line, StepLimits, make_ledger, predict_runtime
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
@@ -84,6 +84,8 @@ class Deployment:
     max_num_seqs: int
     max_num_batched_tokens: int
     ledger: Ledger
+    host_slabs: int = 0
+    """Of the tier below the device; 0: there is none."""
     limit: str
     """Which limit fixed the size of the pool."""
     reasons: tuple[tuple[str, str], ...] = ()
@@ -150,9 +152,19 @@ class Deployment:
             "admission": scheduler.admission,
             "preemption": scheduler.preemption,
             "reuse": cache.reuse,
+            **self._tier_values(),
         }
         why = dict(self.reasons)
         return tuple(Row(name, value, why.get(name, "")) for name, value in values.items())
+
+    def _tier_values(self) -> dict[str, str]:
+        cache = self.config.cache
+        if not self.host_slabs:
+            return {}
+        values = {"host tier": f"{self.host_slabs * self.layout.slab_bytes:,} B", "placement": cache.placement}
+        if cache.disk_path is not None:
+            values["disk tier"] = f"{cache.disk_bytes:,} B in {cache.disk_path}"
+        return values
 
     def _ledger_rows(self) -> tuple[Row, ...]:
         rows = []
@@ -207,7 +219,10 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
     most_slabs = free // layout.slab_bytes
     bound_len = min(asked_len or geometry.context_length or BOUNDLESS, max(1, tokens_in(layout, most_slabs, config)))
     bound = _limits(config, facts, (tokens, seqs, bound_len), most_slabs * layout.groups[0].blocks_per_slab)
-    slabs, limit = _pool_slabs(config, layout, facts, sum(n.predicted_bytes for n in predict_runtime(geometry, bound)))
+    host_slabs = _host_slabs(config, layout)
+    below = _host_lines(facts, host_slabs * layout.slab_bytes)
+    runtime_bytes = sum(n.predicted_bytes for n in (*predict_runtime(geometry, bound), *below))
+    slabs, limit = _pool_slabs(config, layout, facts, runtime_bytes)
     held = tokens_in(layout, slabs, config)
     warnings: list[str] = []
     max_len, len_reason = _cut_length(asked_len, len_reason, held, warnings)
@@ -216,7 +231,7 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
     ledger = make_ledger(
         geometry,
         weights_bytes=facts.weights_bytes,
-        runtime=predict_runtime(geometry, final),
+        runtime=(*predict_runtime(geometry, final), *below),
         kv_bytes=slabs * layout.slab_bytes,
         headroom_bytes=config.cache.headroom_bytes,
     )
@@ -236,10 +251,25 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         ledger=ledger,
+        host_slabs=host_slabs,
         limit=limit,
         reasons=tuple(reasons.items()),
         warnings=tuple(warnings),
     )
+
+
+def _host_slabs(config: Config, layout: Layout) -> int:
+    asked = config.cache.host_bytes
+    if asked and asked < layout.slab_bytes:
+        raise ConfigError("host_bytes", asked, f"is less than one block of {layout.slab_bytes:,} B; give more, or 0")
+    return asked // layout.slab_bytes
+
+
+def _host_lines(facts: Facts, size: int) -> tuple[Line, ...]:
+    """On CPU the host tier takes of the same memory as the KV cache."""
+    if not size or facts.device != "cpu":
+        return ()
+    return (Line("host tier", size, "asked: blocks and suspended state below the KV cache (--host-bytes)"),)
 
 
 def kv_dtype_for(config: Config, weights_dtype: Dtype) -> Dtype:
@@ -430,6 +460,9 @@ def _plain_reasons(config: Config, geometry: ModelGeometry, facts: Facts, limit:
         "admission": "who gets in",
         "preemption": "what becomes of a sequence that gives way",
         "reuse": "whether a finished block may serve another request",
+        "host tier": "state moved from the device rather than lost",
+        "placement": "which kept blocks are copied down, and when",
+        "disk tier": "kept blocks that outlive the process",
     }
 
 
