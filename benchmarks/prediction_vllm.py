@@ -3,7 +3,9 @@
 Three runs of 300 requests with ShareGPT lengths (vLLM 0.19, RTX 4090 and RTX PRO 6000; LLMServingSim's repository,
 MIT), each with every request's arrival and tokens' moments. The same arrivals and lengths go through octavo's
 scheduler in virtual time, with steps costed from kernel timings of the same devices. Scheduler and engine differ from
-vLLM's, and so do details of memory: what is off is printed as it is. Takes a few seconds; needs no model and no GPU.
+vLLM's, and so do details of memory: what is off is printed as it is. The roofline predicts them too, without any
+table; and over designed steps it says how many times its prediction the tables' is, which is what its interval is
+from. Takes half a minute; needs no model and no GPU.
 
     python benchmarks/prediction_vllm.py ../shared/data/measured
 """
@@ -12,20 +14,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from octavo.cost.roofline import Factor
+from octavo.cost.design import Range, Scene, design
+from octavo.cost.roofline import Factor, Factors, RooflineCost
+from octavo.cost.step import CostModel, StepShape
 from octavo.cost.tables import Link, Tables, TablesCost
 from octavo.geometry.dtypes import BF16
 from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.parallel import Parallelism, device_geometries
 from octavo.memory.groups import served_groups
 from octavo.memory.layout import make_layout
+from octavo.planner.accelerators import device_named
+from octavo.planner.roofline import Machine
 from octavo.simulate.deploy import Replica
 from octavo.simulate.drive import Simulation
 from octavo.simulate.measure import Measured
@@ -39,12 +45,16 @@ QWEN = {"model_type": "qwen3", "num_hidden_layers": 64, "hidden_size": 5120, "nu
         "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 25600, "vocab_size": 151936,
         "max_position_embeddings": 40960}  # fmt: skip
 PCIE = Link(16e9, 20e-6, "as that run's own config file says: 16 GB/s and 20 us")
-RUNS = (
+Run = tuple[str, str, str, dict[str, Any], int]
+RUNS: tuple[Run, ...] = (
     ("RTX4090", "Llama-3.1-8B", "meta-llama/Llama-3.1-8B", LLAMA, 1),
     ("RTXPRO6000", "Llama-3.1-8B", "meta-llama/Llama-3.1-8B", LLAMA, 1),
     ("RTXPRO6000", "Qwen3-32B", "Qwen/Qwen3-32B", QWEN, 2),
 )
+COMPARED = ((RUNS[0], 1), (RUNS[1], 1), (RUNS[1], 2), (RUNS[2], 1), (RUNS[2], 2))
+"""Kernel tables to compare with, some of other ranks than the runs had."""
 MEMORY_BYTES = {"RTX4090": 24 * 2**30, "RTXPRO6000": 96 * 2**30}
+ACCELERATORS = {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000-blackwell-server"}
 WEIGHTS_BYTES = {"Llama-3.1-8B": 16.06e9, "Qwen3-32B": 65.5e9}
 RESERVED = 0.9
 FIGURES = ("span", "TTFT mean", "TTFT p50", "TTFT p99", "TPOT mean", "TPOT p50", "TPOT p99")
@@ -55,35 +65,80 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="with kernel_tables/ and vllm_runs/")
     parser.add_argument("--host-ms", type=float, default=0.0, help="of a step; vLLM overlaps it (default 0)")
     options = parser.parse_args(arguments)
-    reports = [report(options.folder, run, options.host_ms / 1e3) for run in RUNS]
-    print(f"{'':28}" + "".join(f"{name:>22}" for name in FIGURES))
+    reports = [one for run in RUNS for one in report(options.folder, run, options.host_ms / 1e3)]
+    print(f"{'':38}" + "".join(f"{name:>22}" for name in FIGURES))
     for one in reports:
         cells = [f"{one['predicted'][n]:.4g}/{one['measured'][n]:.4g} {one['off'][n]:+.1%}" for n in FIGURES]
-        print(f"{one['run']:28}" + "".join(f"{cell:>22}" for cell in cells))
+        print(f"{one['run'] + ', ' + one['cost']:38}" + "".join(f"{cell:>22}" for cell in cells))
     print("predicted/measured (s, TPOT in ms) and what it is off by")
-    print(json.dumps({"benchmark": "prediction_vllm", "host_ms": options.host_ms, "runs": reports}))
+    ratios = {f"{run[0]} {run[1]} tp{ranks}": roofline_ratios(options.folder, run, ranks) for run, ranks in COMPARED}
+    print("\nkernel tables over roofline, designed steps   p10    p50    p90")
+    for name, found in (*ratios.items(), ("all", np.concatenate(list(ratios.values())))):
+        print(f"{name:42}" + "".join(f"{value:7.2f}" for value in np.quantile(found, (0.1, 0.5, 0.9))))
+    told = {name: np.quantile(found, (0.1, 0.5, 0.9)).tolist() for name, found in ratios.items()}
+    line = {"benchmark": "prediction_vllm", "host_ms": options.host_ms, "runs": reports, "tables_over_roofline": told}
+    print(json.dumps(line))
 
 
-def report(folder: Path, run: tuple[str, str, str, dict[str, Any], int], host_s: float) -> dict[str, Any]:
-    device, name, long_name, config, ranks = run
+def report(folder: Path, run: Run, host_s: float) -> list[dict[str, Any]]:
+    device, name, _, _, ranks = run
     logs = folder / "vllm_runs" / device / name
     requests = [json.loads(line) for line in (logs / "vllm_requests.jsonl").read_text().splitlines()]
     meta = json.loads((logs / "vllm_meta.json").read_text())
     measured = figures_of(*measured_times(requests))
-    tables = Tables.read(folder / "kernel_tables" / device / long_name / "bf16" / f"tp{ranks}")
-    cost = TablesCost(
-        tables=tables,
+    reports = []
+    for label, cost in (
+        ("tables", tables_cost(folder, run, ranks, host_s)),
+        ("roofline", roofline_cost(run, ranks, host_s)),
+    ):
+        predicted = simulated(replica_of_run(run, meta, cost), requests)
+        off = {figure: predicted[figure] / measured[figure] - 1 for figure in FIGURES}
+        about = {"run": f"{device} {name} tp{ranks}", "cost": label}
+        reports.append(about | {"measured": measured, "predicted": predicted, "off": off})
+    return reports
+
+
+def tables_cost(folder: Path, run: Run, ranks: int, host_s: float) -> TablesCost:
+    device, _, long_name, config, _ = run
+    return TablesCost(
+        tables=Tables.read(folder / "kernel_tables" / device / long_name / "bf16" / f"tp{ranks}"),
         layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
         ranks=ranks,
         link=PCIE if ranks > 1 else None,
         host_s=Factor(host_s, "an option: vLLM schedules while the device computes"),
     )
-    replica = replica_of_run(device, name, config, ranks, meta, cost)
-    predicted = simulated(replica, requests)
-    off = {figure: predicted[figure] / measured[figure] - 1 for figure in FIGURES}
-    print(f"  {device} {name}: {replica.kv_tokens:,} tokens of KV cache", file=sys.stderr)
-    return {"run": f"{device} {name} tp{ranks}", "measured": measured, "predicted": predicted, "off": off}
+
+
+def roofline_cost(run: Run, ranks: int, host_s: float) -> RooflineCost:
+    device, name, _, config, _ = run
+    accelerator = device_named(ACCELERATORS[device])
+    if ranks > 1:
+        accelerator = replace(accelerator, device_link_bytes_per_s=PCIE.bytes_per_s)
+    share = device_geometries(geometry_from_config(config, BF16), Parallelism(tensor=ranks))[0]
+    size = WEIGHTS_BYTES[name] / ranks
+    machine = Machine(accelerator=accelerator, geometry=share, weights_bytes=int(size), parameters=size / 2,
+                      active_parameters=size / 2, weight_bits=16)  # fmt: skip
+    factors = Factors(
+        host_s=Factor(host_s, "an option"),
+        exchange_s=Factor(PCIE.latency_s, PCIE.source),
+        link=Factor(1.0, PCIE.source),
+    )
+    return RooflineCost(machine=machine, ranks=ranks, factors=factors)
+
+
+def roofline_ratios(folder: Path, run: Run, ranks: int) -> np.ndarray:
+    """The tables' seconds of designed steps over the roofline's."""
+    tables, roofline = tables_cost(folder, run, ranks, 0.0), roofline_cost(run, ranks, 0.0)
+    within = Range(max_batch=256, max_context=16_384, max_step_tokens=2048, pool_tokens=500_000)
+    shapes = [shape_of(scene) for seed in range(8) for scene in design(within, seed)]
+    return np.array([tables.step_seconds(shape) / roofline.step_seconds(shape) for shape in shapes])
+
+
+def shape_of(scene: Scene) -> StepShape:
+    starts = [*scene.decodes, *(scene.start if place == 0 else 0 for place in range(len(scene.chunks)))]
+    counts = [*(1 for _ in scene.decodes), *scene.chunks]
+    return StepShape.from_chunks(starts, counts, len(scene.decodes) + (len(scene.chunks) if scene.ends else 0))
 
 
 def measured_times(requests: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, float]:
@@ -98,11 +153,10 @@ def measured_times(requests: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarr
     return first - arrival, tpot, float(last.max() - arrival.min())
 
 
-def replica_of_run(
-    device: str, name: str, config: dict[str, Any], ranks: int, meta: dict[str, Any], cost: TablesCost
-) -> Replica:
+def replica_of_run(run: Run, meta: dict[str, Any], cost: CostModel) -> Replica:
+    device, name, _, config, ranks = run
     geometry = geometry_from_config(config, BF16)
-    share = device_geometries(geometry, Parallelism(tp=ranks))[0]
+    share = device_geometries(geometry, Parallelism(tensor=ranks))[0]
     layout = make_layout(served_groups(share.layers), 16)
     blocks = meta.get("kv_cache", {}).get("num_gpu_blocks")
     if blocks is None:

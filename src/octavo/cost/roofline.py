@@ -45,8 +45,12 @@ class Factors:
     host_s: Factor = Factor(
         1e-3, "assumed: deciding, preparing and sampling a step; `octavo calibrate` is to measure it"
     )
-    interval: tuple[float, float] = (0.8, 1.35)
-    """A step takes so many times its prediction, from and to: assumed from the spread of the shares above."""
+    interval: tuple[float, float] = (0.75, 1.35)
+    """A step takes so many times its prediction, from and to, four times in five."""
+    interval_source: str = (
+        "designed steps from five sets of kernel timings over their predictions: the least tenth and the largest "
+        f"nine-tenths of any device, model and number of ranks (benchmarks/prediction_vllm.py); {_TABLES}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,10 @@ class RooflineCost:
 
     def host_seconds(self, shape: StepShape) -> float:
         return self.factors.host_s.value
+
+    def step_interval(self, shape: StepShape) -> tuple[float, float]:
+        seconds = self.step_seconds(shape) + self.host_seconds(shape)
+        return seconds * self.interval[0], seconds * self.interval[1]
 
     def step_seconds(self, shape: StepShape) -> float:
         seconds = self._fixed_s(shape)

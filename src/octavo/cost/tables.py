@@ -131,23 +131,19 @@ class TablesCost:
     ranks: int = 1
     link: Link | None = None
     host_s: Factor = field(default_factory=lambda: Factor(1e-3, "assumed: deciding, preparing and sampling a step"))
-    spread: tuple[float, float] = (0.93, 1.07)
-    """Of a step: assumed; whole runs of vLLM were met within 7% in TPOT (docs/calibrate.md)."""
+    interval: tuple[float, float] = (0.93, 1.07)
+    interval_source: str = "mean TPOT of three published runs of vLLM was met within 7%: benchmarks/prediction_vllm.py"
 
     def __post_init__(self) -> None:
         if self.ranks > 1 and self.link is None:
             raise ConfigError("tp", self.ranks, "tables say nothing of the link between ranks: give one")
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return self.spread
 
     def host_seconds(self, shape: StepShape) -> float:
         return self.host_s.value
 
     def step_interval(self, shape: StepShape) -> tuple[float, float]:
         seconds = self.step_seconds(shape) + self.host_seconds(shape)
-        return seconds * self.spread[0], seconds * self.spread[1]
+        return seconds * self.interval[0], seconds * self.interval[1]
 
     def step_seconds(self, shape: StepShape) -> float:
         long = shape.counts > 1
