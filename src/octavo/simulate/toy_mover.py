@@ -1,8 +1,9 @@
 """A mover of toy state: what it copies is real, and it is as late and as faulty as it is told to be.
 
-Copies between the cells of a `ToyExecutor` and arrays that stand for the host and the disk. A copy is made at the
-last moment, when its end is told, so that a slot that is used too early holds rubbish; one that fails leaves rubbish
-behind. Raises `InvariantViolation` (`in-flight-slots`) when a copy would touch what a plan in flight still touches.
+Copies between the cells of a `ToyExecutor` and arrays that stand for the host and the disk. A source is read at the
+first moment or at the last, as chance has it; a target holds rubbish from the first moment on and is written at the
+last, when the end is told; a copy that fails leaves it so. Raises `InvariantViolation` (`in-flight-slots`) when a copy
+would write what a plan in flight still touches. `stored` is what another engine may go on from.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from random import Random
 from octavo.memory.transfers import Ended, Notice, Order, Status, TimedOut
 from octavo.simulate.toy_laws import UInt64
 from octavo.simulate.toy_model import RUBBISH, ToyExecutor
+
+DiskGroup = dict[int, tuple[bytes, UInt64]]
+"""By slot: key and cells."""
+_Block = tuple[str, UInt64 | None]
+"""Why it cannot be read, or nothing, and its cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class _Open:
     due: int
     told_late: int | None
     """The poll at which its deadline passes."""
+    read: list[_Block]
+    """What was read at the first moment; empty: nothing was."""
     cancelled: bool = False
 
 
@@ -47,24 +55,34 @@ class ToyMover:
         *,
         faults: ToyFaults | None = None,
         seed: int = 0,
+        disk: Sequence[DiskGroup] = (),
     ) -> None:
+        """`disk` is what an earlier mover left."""
         self.executor = executor
         self.faults = faults or ToyFaults()
         self.host = executor.new_arena(host_slabs)
-        self.disk: tuple[dict[int, tuple[bytes, UInt64]], ...] = tuple({} for _ in disk_slots)
-        """By group and slot: key and cells."""
+        self.disk: tuple[DiskGroup, ...] = tuple(map(dict, disk)) or tuple({} for _ in disk_slots)
         self.copied: dict[str, int] = {}
         """Blocks that arrived, by route."""
         self._random = Random(seed)
         self._open: dict[int, _Open] = {}
         self._polls = 0
 
+    @property
+    def stored(self) -> tuple[tuple[tuple[bytes, int], ...], ...]:
+        """By group: (key, slot) of each record, in order of writing."""
+        return tuple(tuple((key, slot) for slot, (key, _) in group.items()) for group in self.disk)
+
     def submit(self, order: Order) -> None:
+        order.require_whole()
         due, late = self._polls + 1 + self._random.randrange(self.faults.most_polls), None
         if self._random.random() < self.faults.times_out:
             late = due
             due += 1 + self._random.randrange(self.faults.most_late_polls)
-        self._open[order.number] = _Open(order, due, late)
+        read = [self._read(order, i) for i in range(order.blocks)] if self._random.random() < 0.5 else []
+        self._open[order.number] = _Open(order, due, late, read)
+        for i in range(order.blocks):
+            self._write(order, i, None)
 
     def cancel(self, number: int) -> None:
         if number in self._open:
@@ -99,30 +117,28 @@ class ToyMover:
             if one.cancelled and self._random.random() < 0.5:
                 reasons.append("not_begun")
             elif self._random.random() < self.faults.fails:
-                self._write(order, i, None)
                 reasons.append("error: injected")
             else:
-                reasons.append(self._copy(order, i))
+                reason, cells = one.read[i] if one.read else self._read(order, i)
+                self._write(order, i, cells)
+                reasons.append(reason)
         whole = reasons.count("")
         self.copied[order.route] = self.copied.get(order.route, 0) + whole
         size = self.executor.layout.groups[order.group].block_bytes
         status: Status = "cancelled" if one.cancelled else "done"
         return Ended(order.number, order, status, whole * size, 0.001, tuple(reasons))
 
-    def _copy(self, order: Order, i: int) -> str:
+    def _read(self, order: Order, i: int) -> _Block:
         group, source = order.group, order.sources[i]
         if order.route == "load":
-            key, cells = self.disk[group].get(source, (b"", self.host[:0]))
-            if key != order.keys[i]:
-                return "wrong_key"
-        elif order.route == "demote":
-            cells = self.executor.read_block(group, source)
-        else:
-            cells = self.host[self.executor.cells(group, source)]
-        self._write(order, i, cells.copy())
-        return ""
+            key, cells = self.disk[group].get(source, (b"", None))
+            return ("", cells) if key == order.keys[i] else ("wrong_key", None)
+        if order.route == "demote":
+            return "", self.executor.read_block(group, source).copy()
+        return "", self.host[self.executor.cells(group, source)].copy()
 
     def _write(self, order: Order, i: int, cells: UInt64 | None) -> None:
+        """None: rubbish."""
         group, target = order.group, order.targets[i]
         if order.route == "promote":
             self.executor.write_block(group, target, RUBBISH if cells is None else cells)
