@@ -82,7 +82,7 @@ class DiskSlots:
         self._keys: dict[int, bytes] = {}  # what lies where, oldest write first
         self._aside: dict[bytes, Reason] = {}
         self._aside_slots: dict[int, bytes] = {}
-        self._proven: dict[int, bytes] = {}  # of key and header, once they have been checked in full
+        self._proven: dict[int, bytes] = {}  # of headers that were checked in full for the slot's key
         self._age = 0
         self._counts = Counts()
         self._helped = Helped("octavo-disk-read")
@@ -109,6 +109,7 @@ class DiskSlots:
             with self._index:
                 for slot, key, _ in blocks:
                     self._keys.pop(slot, None)
+                    self._proven.pop(slot, None)
                     self._aside.pop(key, None)
                     self._aside.pop(self._aside_slots.pop(slot, b""), None)
             for run in self._runs(blocks, range(len(blocks))):
@@ -140,6 +141,7 @@ class DiskSlots:
             for slot in slots:
                 with self._index:
                     self._keys.pop(slot, None)
+                    self._proven.pop(slot, None)
                 if self._descriptor >= 0:
                     self._unpublish(slot, 1)
 
@@ -253,7 +255,7 @@ class DiskSlots:
         found: list[Reason | None] = []
         for at, (slot, key, _) in enumerate(run):
             head, block = heads[at * HEADER_BYTES : (at + 1) * HEADER_BYTES], blocks[at]
-            mark = block_checksum(b"".join((key, head)))
+            mark = block_checksum(head)
             if self._proven.get(slot) == mark:
                 found.append(None if block_checksum(block) == published_checksum(head) else "bad_checksum")
             else:
