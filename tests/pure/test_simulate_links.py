@@ -349,30 +349,25 @@ def simulated(links: Links, faults: SeededFaults | None = None, **below: Any) ->
     """Eight turns of four conversations whose blocks do not fit the device together."""
     layout = one_group()
     policies = Policies.named(reuse="prefix", preemption="offload")
-    tiers = Below(host_slabs=40, **below)
+    tiers = Below(**{"host_slabs": 40, **below})
     cache, tiering = tiered_cache(layout, 12, 4, tiers, keys=KeySpace("toy", layout.groups[0].block_tokens))
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=4096, vocab_size=1000, max_waiting=None)
     mover = SimMover([layout.groups[0].block_bytes], links, faults=faults)
     scheduler = Scheduler(cache, limits, policies, tiering)
-    core = EngineCore(
-        scheduler, SimExecutor(LinearCost()), audit=Audit(full_every=1), mover=mover
-    )  # fmt: skip
-    turns = Turns(
-        [(turn * NANOSECONDS, request(20, 12, seed=turn % 4, name=f"turn {turn}")) for turn in range(8)]
-    )  # fmt: skip
+    core = EngineCore(scheduler, SimExecutor(LinearCost()), audit=Audit(full_every=1), mover=mover)
+    turns = Turns([(turn * NANOSECONDS, request(20, 12, seed=turn % 4, name=f"turn {turn}")) for turn in range(8)])
     kept = Kept()
     Simulation(core, turns, [kept]).run()
-    assert not scheduler.has_work
-    assert mover.pending == 0
+    assert not core.has_work
     return turns, kept
 
 
 @pytest.mark.parametrize("faults", [None, SeededFaults(1, fails=0.2, stalls=0.2, stall_s=40.0, loses_word=0.1)])
 def test_a_simulation_with_tiers_ends_and_blocks_move(faults: SeededFaults | None) -> None:
-    turns, kept = simulated(Links(), faults, disk_slots=(30,))
+    turns, kept = simulated(Links(), faults, host_slabs=8, disk_slots=(30,))
     assert len(turns.ended_at) == 8
     moved = Counter(event.route for event in kept.events if isinstance(event, Transferred) and event.blocks)
-    assert {"demote", "promote", "store"} <= set(moved)
+    assert set(moved) >= ({"demote", "promote", "store"} if faults else set(SIDES))
 
 
 def test_a_slow_link_delays_only_who_waits_for_it_and_the_clock_skips_the_wait() -> None:

@@ -1,20 +1,22 @@
 """A real run, recorded and replayed: proof that the scheduler is the same one everywhere.
 
-A recording holds what came from outside (submissions, aborts, the times of steps) and what the
-executor answered (token per sequence and position, finishing time). It also holds the plans, for
-comparison alone: a replay is never shown them.
+A recording holds what came from outside (submissions, aborts, the times of steps), what the executor
+answered (token per sequence and position, finishing time) and what the mover answered (notices of each
+poll). It also holds the plans and what the mover was asked for, for comparison alone: a replay is never
+shown them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from octavo.errors import OctavoError, RequestError
+from octavo.memory.transfers import Mover, Notice, Order
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event
 from octavo.scheduling.plan import NO_TOKEN, Executor, StepPlan, StepResult
@@ -38,6 +40,29 @@ class Step:
     now: float
 
 
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    group: int
+    slots: tuple[int, ...]
+
+
+Asked = Order | Cancelled | Forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    plans: int
+    """Made before it."""
+    asked: int
+    """Of the mover, before it."""
+    notices: tuple[Notice, ...]
+
+
 @dataclass(slots=True)
 class Recording:
     inputs: list[Submission | Abort | Step] = field(default_factory=list)
@@ -46,6 +71,9 @@ class Recording:
     finished_s: list[float] = field(default_factory=list)
     """By plan."""
     plans: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    """Of the mover, in order."""
+    polls: list[Poll] = field(default_factory=list)
 
 
 class RecordingExecutor:
@@ -100,6 +128,99 @@ class RecordedExecutor:
         self._plans.clear()
 
 
+class RecordingMover:
+    """Passes everything through to another mover and writes down what it was asked, and what it answered."""
+
+    def __init__(self, inner: Mover, recording: Recording) -> None:
+        self.inner = inner
+        self.recording = recording
+
+    def submit(self, order: Order) -> None:
+        self.recording.asked.append(order)
+        self.inner.submit(order)
+
+    def cancel(self, number: int) -> None:
+        self.recording.asked.append(Cancelled(number))
+        self.inner.cancel(number)
+
+    def forget(self, group: int, slots: Sequence[int]) -> None:
+        self.recording.asked.append(Forgotten(group, tuple(slots)))
+        self.inner.forget(group, slots)
+
+    def poll(self, now: float) -> list[Notice]:
+        notices = self.inner.poll(now)
+        recording = self.recording
+        recording.polls.append(Poll(len(recording.plans), len(recording.asked), tuple(notices)))
+        return notices
+
+    def wait(self) -> None:
+        self.inner.wait()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class RecordedMover:
+    """Answers each poll from a recording. Raises `Divergence` where it is asked for anything else than that run asked.
+
+    The step that it names is the plan that was due in the recorded run.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._asked = recording.asked
+        self._polls = recording.polls
+        self._step = self._count = self._polled = 0
+
+    def submit(self, order: Order) -> None:
+        self._compare(order)
+
+    def cancel(self, number: int) -> None:
+        self._compare(Cancelled(number))
+
+    def forget(self, group: int, slots: Sequence[int]) -> None:
+        self._compare(Forgotten(group, tuple(slots)))
+
+    def poll(self, now: float) -> list[Notice]:
+        if self._polled >= len(self._polls):
+            raise Divergence(self._step, "the recorded run did not ask its mover any more")
+        poll = self._polls[self._polled]
+        self._require_all(poll.asked)
+        self._polled += 1
+        self._step = poll.plans
+        return list(poll.notices)
+
+    def wait(self) -> None:
+        """What happened while the run waited is recorded."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def finish(self) -> None:
+        """Raises `Divergence` unless everything has been asked."""
+        self._require_all(len(self._asked))
+
+    def _require_all(self, count: int) -> None:
+        if self._count < count:
+            raise Divergence(self._step, f"the recorded run asked its mover for {self._asked[self._count]} here")
+
+    def _compare(self, mine: Asked) -> None:
+        if self._count >= len(self._asked):
+            raise Divergence(self._step, f"the recorded run did not ask its mover for {mine}")
+        theirs = self._asked[self._count]
+        if mine != theirs:
+            raise Divergence(self._step, _difference(mine, theirs))
+        self._count += 1
+
+
+def _difference(mine: Asked, theirs: Asked) -> str:
+    if isinstance(mine, Order) and isinstance(theirs, Order):
+        for name in (one.name for one in fields(Order)):
+            ours, was = getattr(mine, name), getattr(theirs, name)
+            if ours != was:
+                return f"{name} of order {mine.number} is {ours}, was {was}"
+    return f"the mover is asked for {mine}, was for {theirs}"
+
+
 class Divergence(OctavoError):
     """A replay decided otherwise than the recorded run: `step` is the plan's number."""
 
@@ -134,7 +255,7 @@ class Recorder:
 
 
 def replay(recording: Recording, core: EngineCore) -> int:
-    """Run the recorded inputs through `core`, whose executor is a `RecordedExecutor` of the same recording.
+    """Run the recorded inputs through `core`, over a `RecordedExecutor` and, with tiers, a `RecordedMover` of them.
 
     Returns the number of plans compared. Raises `Divergence` naming the first step that was
     planned otherwise, and what differs in it.
@@ -154,6 +275,8 @@ def replay(recording: Recording, core: EngineCore) -> int:
                 core.step(now)
     if compared.count != len(recording.plans):
         raise Divergence(compared.count, f"the replay made {compared.count} plans, the run {len(recording.plans)}")
+    if isinstance(core.mover, RecordedMover):
+        core.mover.finish()
     return compared.count
 
 
