@@ -196,21 +196,22 @@ def quantise_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     outputs, inputs = weight.shape
     wide = torch.nn.functional.pad(weight.to(torch.float32), (0, -inputs % GROUP_INT4)).view(outputs, -1, GROUP_INT4)
     largest = wide.gather(2, wide.abs().argmax(2, keepdim=True))
-    best = best_error = scales = None
-    for reach in (-8.0, -8.7, 7.0):
-        scale = (largest / reach).to(torch.float16).to(torch.float32)
-        scale = torch.where(scale.abs() < 2.0**-14, torch.full_like(scale, 2.0**-14), scale)
-        whole = torch.round(wide / scale).clamp_(-8, 7)
-        error = (whole * scale - wide).square_().sum(2, keepdim=True)
-        if best is None or best_error is None or scales is None:
-            best, best_error, scales = whole, error, scale
-            continue
+    best, scales, best_error = _rounded_to(wide, largest / -8.0)
+    for reach in (-8.7, 7.0):
+        whole, scale, error = _rounded_to(wide, largest / reach)
         better = error < best_error
         best = torch.where(better, whole, best)
         scales = torch.where(better, scale, scales)
         best_error = torch.where(better, error, best_error)
-    assert best is not None and scales is not None
     return best.to(torch.int8).view(outputs, -1)[:, :inputs].contiguous(), scales[:, :, 0].contiguous()
+
+
+def _rounded_to(wide: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(whole numbers, scale as float16 holds it, squared error) of groups [outputs, groups, inputs]."""
+    scale = scale.to(torch.float16).to(torch.float32)
+    scale = torch.where(scale.abs() < 2.0**-14, torch.full_like(scale, 2.0**-14), scale)
+    whole = torch.round(wide / scale).clamp_(-8, 7)
+    return whole, scale, (whole * scale - wide).square_().sum(2, keepdim=True)
 
 
 def _check_parts(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
