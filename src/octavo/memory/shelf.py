@@ -24,6 +24,8 @@ from octavo.memory.slots import SlotState
 from octavo.memory.values import Int32
 from octavo.policy.eviction import Evictable, Eviction
 
+_READY = SlotState.READY
+
 
 class Shelf:
     def __init__(self, directory: PrefixDirectory, pool: BlockPool, eviction: Eviction, tier: int = 0) -> None:
@@ -105,6 +107,8 @@ class Shelf:
         """
         if self.frugal:
             self._make_room_in_begun_slabs(counts)
+        if self.pool.blocks_per_slab == (1,) and not self.unsaved:
+            self._evict_together(counts[0] - self.pool.free.count)
         while self.pool.slabs_needed(counts) > self.pool.free.count:
             block = self.choose(counts)
             if block is None:
@@ -154,8 +158,28 @@ class Shelf:
         if parent is None or not self.directory.grows[block.group]:
             return
         slot = parent.places[self.tier][block.group]
-        if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == SlotState.READY:
+        if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == _READY:
             self._offer(parent, block.group)
+
+    def _evict_together(self, missing: int) -> None:
+        """One group, a block a slab, nothing to save: as many `evict` in turn, whose slots go back at once."""
+        columns, keyed = self.pool.slots[0], self.directory.keyed_in[self.tier][0]
+        gone: list[int] = []
+        while len(gone) < missing and (block := self.eviction.choose(0)) is not None:
+            if columns.refs[block.slot] or not keyed[block.slot]:
+                raise PolicyError(f"eviction {self.eviction.name!r} chose slot {block.slot}, which is not evictable")
+            self.eviction.gone(block)
+            parent = self.directory.displace(0, block.slot, self.tier).parent
+            gone.append(block.slot)
+            if parent is not None and self.directory.grows[0]:
+                slot = parent.places[self.tier][0]
+                if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == _READY:
+                    self._offer(parent, 0)
+        if gone:
+            slots = np.array(gone[::-1], dtype=np.int32)  # the last one given up is the first one taken
+            self.pool.count_cached(0, slots, -1)
+            self.pool.give(0, slots)
+            self.evicted_blocks += len(gone)
 
     def remove(self, group: int, slot: int) -> None:
         """A slot that nobody references is found no more; one that drains is EMPTY once its plan has completed."""
@@ -170,7 +194,7 @@ class Shelf:
     def give_up(self, group: int, slot: int) -> None:
         """Nobody will want this block: if it is cached, it goes now."""
         columns = self.pool.slots[group]
-        if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == SlotState.READY:
+        if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == _READY:
             node = self.directory.node_of(group, slot, self.tier)
             self.evict(Evictable(group, slot, node.last_used, node.index))
 

@@ -102,6 +102,8 @@ def _key(scheduler: Scheduler, sharing: Sharing, rows: Int32, positions: Int64, 
 def _in_order(scheduler: Scheduler, rows: Int32, asked: Blocks, crossings: Due) -> Taken:
     """Whatever is due, step by step."""
     cache, steps = scheduler.cache, asked.steps
+    if cache.gives_up:  # of whoever has ended in its seat too
+        cache.slide(scheduler.running.order)
     free_slabs = np.full(steps, cache.pool.available_slabs, dtype=np.int64)
     evicted = np.zeros(steps, dtype=np.int64)
     slides = set(_slides(cache, rows, asked.positions, steps))
