@@ -246,8 +246,7 @@ class EngineConfig:
     fuse: str = _option(
         "choice",
         "auto",
-        "decoder layers that are recognised run as native programs, where linear layers and attention are native: auto, "
-        "or off",
+        "run decoder layers that are recognised as native programs, where attention and linear layers are native (auto)",
         choices=("auto", "off"),
     )
     pipeline_depth: int = _option("int", 0, "steps in flight while the next one is planned", low=0, high=1)

@@ -6,6 +6,7 @@ The only place that knows all the parts. Whoever imports it imports torch.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from octavo.config import Config
 from octavo.deployment import Deployment, decide, served_geometry
@@ -16,10 +17,13 @@ from octavo.geometry.dtypes import dtype_named
 from octavo.geometry.model import ModelGeometry
 from octavo.kernels.choose import choose_attention
 from octavo.kernels.choose_linear import choose_linear
+from octavo.kernels.cpu import NativeAttention
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.latent import LatentAttention
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import KeySpace
+from octavo.memory.tiering import Below, tiered_cache
+from octavo.models.fused import fuse
 from octavo.models.linear import Packing, usual_shape
 from octavo.models.load import LoadedModel, Progress, held_bytes, load_checkpoint
 from octavo.models.observe import require_geometry
@@ -27,10 +31,13 @@ from octavo.models.rope import fix_rope
 from octavo.models.verify import require_served
 from octavo.policy.bundle import Policies
 from octavo.policy.eviction import eviction_named
+from octavo.policy.placement import placement_named
 from octavo.runtime.device import Device, device_facts, resolve_device
 from octavo.runtime.executor import TorchExecutor
 from octavo.runtime.grammar import Grammars
+from octavo.runtime.mover import Budget
 from octavo.runtime.sampler import Sampler
+from octavo.runtime.tiers import DiskAsked, OpenTiers, open_tiers
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.limits import Limits
@@ -64,12 +71,15 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     packing = Packing() if linear == "native" else None
     # Kernels of their own: scratch memory of the trial must not count as the engine's.
     served = require_served(loaded.model, choose_attention(config.engine.attention_backend, device)[0], packing)
-    if packing is not None:
-        linear, why_linear = packing.serve(loaded.model, why_linear)
-        loaded = replace(loaded, weights_bytes=held_bytes(loaded.model))
     weights_dtype = dtype_named(str(loaded.dtype))
     geometry = served_geometry(config, loaded.config_json, weights_dtype)
     require_geometry(loaded.model, geometry.layers)
+    fused = None
+    if packing is not None and config.engine.fuse == "auto" and isinstance(backend, NativeAttention):
+        fused = fuse(loaded.model, backend, loaded.max_model_len or 4096)
+    if packing is not None:
+        linear, why_linear = packing.serve(loaded.model, why_linear)
+        loaded = replace(loaded, weights_bytes=held_bytes(loaded.model))
     facts = device_facts(
         device,
         weights_bytes=loaded.weights_bytes,
@@ -93,7 +103,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
         sanitize_control_tokens=config.model.sanitize_control_tokens,
     )
     engine = Engine(core, intake, deployment)
-    engine.notes = (*loaded.notes, served, *notes)
+    engine.notes = (*loaded.notes, served, *notes, *(() if fused is None else (str(fused),)))
     engine.model_name = loaded.name
     return engine
 
@@ -111,17 +121,10 @@ def build_core(
         batching=config.scheduler.batching,
         admission=config.scheduler.admission,
         reuse=config.cache.reuse,
+        preemption=config.scheduler.preemption,
     )
     vocab_size = _vocab_size(loaded)
     rows = deployment.max_num_seqs
-    cache = KVCache(
-        deployment.layout,
-        deployment.slabs,
-        rows,
-        contiguous=policies.allocation.contiguous,
-        keys=_key_space(deployment, loaded) if policies.reuse.shares else None,
-        eviction=eviction_named(config.cache.eviction),
-    )
     limits = Limits(
         max_num_seqs=rows,
         max_num_batched_tokens=deployment.max_num_batched_tokens,
@@ -139,8 +142,44 @@ def build_core(
         sampler=Sampler(rows, vocab_size, loaded.model.device, grammars),
         backend=backend,
     )
-    audit = Audit() if config.engine.audit else None
-    return EngineCore(Scheduler(cache, limits, policies), executor, depth=config.engine.pipeline_depth, audit=audit)
+    keys = _key_space(deployment, loaded) if policies.reuse.shares else None
+    eviction = eviction_named(config.cache.eviction)
+    tiering = mover = None
+    if deployment.host_slabs:
+        tiers = _open_tiers(config, deployment, executor, keys)
+        mover = tiers.mover
+        below = Below(
+            deployment.host_slabs,
+            placement_named(config.cache.placement),
+            eviction_named(config.cache.host_eviction),
+            disk_slots=tiers.disk_slots,
+            stored=tiers.stored,
+            timeout_s=config.cache.transfer_timeout,
+        )
+        cache, tiering = tiered_cache(deployment.layout, deployment.slabs, rows, below, keys=keys, eviction=eviction)
+    else:
+        contiguous = policies.allocation.contiguous
+        cache = KVCache(deployment.layout, deployment.slabs, rows, contiguous=contiguous, keys=keys, eviction=eviction)
+    return EngineCore(
+        Scheduler(cache, limits, policies, tiering),
+        executor,
+        depth=config.engine.pipeline_depth,
+        audit=Audit() if config.engine.audit else None,
+        mover=mover,
+    )
+
+
+def _open_tiers(config: Config, deployment: Deployment, executor: TorchExecutor, keys: KeySpace | None) -> OpenTiers:
+    asked, disk = config.cache, None
+    if asked.disk_path is not None:
+        disk = DiskAsked(Path(asked.disk_path), asked.disk_bytes or 0, asked.disk_shared)
+    return open_tiers(
+        executor.arena,
+        deployment.host_slabs,
+        fingerprint="" if keys is None else keys.fingerprint,
+        disk=disk,
+        budget=Budget(asked.transfer_bytes_per_second),
+    )
 
 
 def _kernels(config: Config, geometry: ModelGeometry, name: str, why: str) -> tuple[str, str]:
@@ -154,7 +193,8 @@ def _kernels(config: Config, geometry: ModelGeometry, name: str, why: str) -> tu
 
 def _key_space(deployment: Deployment, loaded: LoadedModel) -> KeySpace:
     """What blocks of this engine have in common: weights, how they compute, and how state is laid out."""
-    parts = (loaded.fingerprint, str(loaded.dtype), deployment.layout.signature)
+    weights = deployment.facts.linear_backend
+    parts = (loaded.fingerprint, str(loaded.dtype), weights, deployment.layout.signature)
     return KeySpace(" ".join(parts), deployment.block_size)
 
 

@@ -9,6 +9,7 @@ Invariant: a fused layer's forward gives what the layer gave, to rounding, over 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from octavo.errors import ModelError
 from octavo.kernels.cpu import NativeAttention
 from octavo.kernels.layer import Rope
 from octavo.models.bridge import PagedCache
-from octavo.models.fused_layer import FusedLayer, Packed, Wiring, candidates, let_go, pack
+from octavo.models.fused_layer import FusedLayer, Packed, Wiring, candidates, pack, take_over
 from octavo.models.fused_parts import LayerParts, NotRecognised, read_layer
 from octavo.models.fused_run import FusedRun, LayerPrograms
 from octavo.models.fused_watch import LayerSeen, Watched, watch
@@ -84,7 +85,7 @@ def fuse(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) -
             continue
         likely = made.wiring
         fusion.layers[number] = made
-        let_go(made.parts)
+        take_over(seen.module, made.parts, made.packed)
         seen.module.forward = _forward(number)
     if fusion.layers:
         setattr(model, FUSED, fusion)
@@ -148,6 +149,7 @@ def _layer(seen: LayerSeen, parts: LayerParts, packed: Packed, wiring: Wiring, t
     rotary = 0 if wiring.rope is Rope.NONE else entries * (2 if wiring.rope is Rope.PAIRS_PACKED else 1)
     return FusedLayer(
         kv_layer=seen.stored[0],
+        dtype=seen.inputs[0].dtype,
         parts=parts,
         packed=packed,
         wiring=wiring,
@@ -164,23 +166,23 @@ def _difference(made: FusedLayer, seen: LayerSeen, watched: Watched, backend: Na
     worst = 0.0
     for number, step in enumerate(watched.steps):
         given, right = seen.inputs[number], seen.outputs[number]
-        run = programs.begin((step,), given.shape[1], given.dtype)
+        run = programs.begin((step,), given.shape[1])
         out = run.layer(0, given, seen.tables(number)).float()
         added = torch.linalg.vector_norm(right.float() - given.float(), dim=-1)
         noise = torch.finfo(given.dtype).eps * torch.linalg.vector_norm(right.float(), dim=-1)
         apart = torch.linalg.vector_norm(out - right.float(), dim=-1)
         share = float(((apart - noise).clamp_min(0) / added.clamp_min(1e-30)).amax())
-        worst = max(worst, share) if share == share else float("inf")
+        worst = max(worst, share) if math.isfinite(share) else float("inf")
     return worst
 
 
 def _forward(number: int) -> Any:
     """The forward of a fused layer: what runs it comes with the cache."""
 
-    def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         run = next((value.layers for value in kwargs.values() if isinstance(value, PagedCache)), None)
         if not isinstance(run, FusedRun):
-            raise ModelError("model", "layers", "were fused for octavo's cache; load the model again to run it otherwise")
+            raise ModelError("model", "layers", "are fused for octavo's cache; load it again to run it otherwise")
         return run.layer(number, hidden_states, kwargs.get("position_embeddings"))
 
     return forward
@@ -196,5 +198,3 @@ def programs_of(
     if not isinstance(backend, NativeAttention):
         raise ModelError("model", type(model).__name__, f"its layers were fused for native kernels, not {backend.name}")
     return LayerPrograms(fusion.layers, backend, pages, group_of)
-
-

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from octavo.errors import ModelError
 from octavo.kernels.interface import AttentionRule
 from octavo.kernels.layer import Heads, NormWeights, Place, Program, Rope
 from octavo.kernels.linear import PackedLinear
@@ -72,14 +73,25 @@ def _packed(matrix: Matrix) -> PackedLinear:
     return PackedLinear(matrix.weights, matrix.biases)
 
 
-def let_go(parts: LayerParts) -> None:
-    """Free the weights that have been packed: the modules are not run any more."""
+class Absorbed(nn.Module):
+    """Stands where a linear layer was whose weights are in a program now."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise ModelError("model", "linear layer", "its weights are in a native program; load the model again to run it")
+
+
+def take_over(layer: nn.Module, parts: LayerParts, packed: Packed) -> None:
+    """Let go of the weights that have been packed, and leave the packed ones where bytes are counted."""
     mlp = () if parts.mlp is None else (parts.mlp.inner, parts.mlp.down)
-    for matrix in (parts.attention.qkv, parts.attention.output, *mlp):
-        for module in matrix.modules:
-            for parameter in (module.weight, module.bias):
-                if parameter is not None:
-                    parameter.data = torch.empty(0, dtype=parameter.dtype)
+    matrices = (parts.attention.qkv, parts.attention.output, *mlp)
+    gone = {id(module) for matrix in matrices for module in matrix.modules}
+    for parent in list(layer.modules()):
+        for name, child in list(parent.named_children()):
+            if id(child) in gone:
+                setattr(parent, name, Absorbed())
+    for matrix in matrices:
+        matrix.modules = ()
+    layer.__dict__["packed"] = [p for p in (packed.qkv, packed.output, packed.inner, packed.down) if p is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +99,8 @@ class FusedLayer:
     """A layer of a known wiring. `kv_layer` is the number under which it keeps its state."""
 
     kv_layer: int
+    dtype: torch.dtype
+    """Of its rows."""
     parts: LayerParts
     packed: Packed
     wiring: Wiring
@@ -121,9 +135,9 @@ class FusedLayer:
             widths[Place.NARROW] = self.packed.down.in_features
         return widths
 
-    def program(self, instruction_set: str, dtype: torch.dtype, pages: Any, of_step: list[int]) -> Program:
+    def program(self, instruction_set: str, pages: Any, of_step: list[int]) -> Program:
         """`pages` as the extension knows them; `of_step`: which plan, which writes, which tables of a step are its."""
-        made = Program(instruction_set, dtype, self.widths(self.packed.output.out_features))
+        made = Program(instruction_set, self.dtype, self.widths(self.packed.output.out_features))
         norms = self.parts.norms
         source = Place.X
         if self.wiring.name != "post":

@@ -42,17 +42,28 @@ class NotRecognised(Exception):
     """Why a layer keeps Transformers' forward."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Matrix:
-    """Rows of one or several linear modules that are to be one matrix, and the modules that they come from."""
+    """Rows of one or several linear modules that are to be one matrix. Once packed, the modules are let go of."""
 
-    weights: tuple[torch.Tensor, ...]
-    biases: tuple[torch.Tensor | None, ...]
     modules: tuple[nn.Linear, ...]
+    order: torch.Tensor | None = None
+    """Of its one module: the rows in the order in which they are wanted."""
 
     @property
     def outputs(self) -> int:
-        return sum(int(weight.shape[0]) for weight in self.weights)
+        return sum(module.out_features for module in self.modules)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [self._ordered(module.weight) for module in self.modules]
+
+    @property
+    def biases(self) -> list[torch.Tensor | None]:
+        return [None if module.bias is None else self._ordered(module.bias) for module in self.modules]
+
+    def _ordered(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach() if self.order is None else tensor.detach()[self.order]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +147,7 @@ def _require_plain(module: Any, name: str) -> nn.Linear:
 
 
 def _matrix(*modules: nn.Linear) -> Matrix:
-    return Matrix(tuple(m.weight for m in modules), tuple(m.bias for m in modules), modules)
+    return Matrix(modules)
 
 
 def _read_attention(module: nn.Module, heads: tuple[int, int, int]) -> AttentionParts:
@@ -167,8 +178,7 @@ def _by_kind(linear: nn.Linear, q_heads: int, kv_heads: int, dim: int) -> Matrix
     if q_heads != kv_heads or linear.out_features != 3 * q_heads * dim:
         raise NotRecognised("its joined projection has heads in an order that is not known")
     order = torch.arange(linear.out_features).view(q_heads, 3, dim).transpose(0, 1).reshape(-1)
-    bias = None if linear.bias is None else linear.bias.detach()[order]
-    return Matrix((linear.weight.detach()[order],), (bias,), (linear,))
+    return Matrix((linear,), order)
 
 
 def _head_norm(module: nn.Module | None, heads: int, dim: int) -> NormWeights:
@@ -219,7 +229,7 @@ def _activation(module: nn.Module) -> Act | None:
 
 
 def read_norm(module: nn.Module, width: int | None = None) -> NormWeights | None:
-    """The module as a norm, if that is what it computes: it is asked on random numbers. None if it is something else."""
+    """The module as a norm, if that is what it computes: it is asked on random numbers. None for anything else."""
     eps = next((float(e) for name in _EPS if isinstance(e := getattr(module, name, None), (int, float))), None)
     if eps is None:
         return None

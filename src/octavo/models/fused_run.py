@@ -39,9 +39,9 @@ class LayerPrograms:
         self._groups: list[int] = []
         self._programs = []
         first = next(iter(self.layers.values()))
-        self.hidden = first.packed.output.out_features
+        self.hidden, self.dtype = first.packed.output.out_features, first.dtype
         self.threads = backend.threads
-        self._rows: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         for layer in self.layers.values():
             own = pages[layer.kv_layer]
             group = group_of[layer.kv_layer]
@@ -51,32 +51,30 @@ class LayerPrograms:
             rule = layer.rule
             key = (group, rule.window, rule.chunk_tokens, layer.q_heads // kv_heads, kv_heads)
             plan, _ = self._kinds.setdefault(key, (len(self._kinds), rule))
-            dtype = layer.packed.output.storage
-            program = layer.program(
-                backend.instruction_set, dtype, backend.bound(own), [plan, self._groups.index(group), layer.table]
-            )
+            of_step = [plan, self._groups.index(group), layer.table]
+            program = layer.program(backend.instruction_set, backend.bound(own), of_step)
             self.stack.add(program.native)
             self._programs.append(program)
 
-    def begin(self, steps: tuple[AttentionStep, ...], rows: int, dtype: torch.dtype) -> FusedRun:
+    def begin(self, steps: tuple[AttentionStep, ...], rows: int) -> FusedRun:
         """What the layers are told of one step of `rows` packed tokens."""
         told = self.native.LayerStep(rows, self._backend.threads)
         for (group, _, _, share, kv_heads), (_, rule) in self._kinds.items():
             told.plan(self._backend.plan(steps[group], rule, share, kv_heads))
         for group in self._groups:
             told.write(steps[group].write_blocks.data_ptr(), steps[group].write_offsets.data_ptr())
-        return FusedRun(self, told, *self._held(rows, dtype), steps)
+        return FusedRun(self, told, *self._held(rows), steps)
 
-    def _held(self, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _held(self, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rows [1, rows, hidden] that every layer works on, and those that are handed to modules."""
-        held = self._rows.get((rows, dtype))
+        held = self._rows.get(rows)
         if held is None:
             if len(self._rows) >= 8:
                 self._rows.clear()
             hands_on = any(layer.hands_on for layer in self.layers.values())
-            x = torch.empty((1, rows, self.hidden), dtype=dtype)
+            x = torch.empty((1, rows, self.hidden), dtype=self.dtype)
             held = (x, torch.empty_like(x) if hands_on else None)
-            self._rows[rows, dtype] = held
+            self._rows[rows] = held
         return held
 
 

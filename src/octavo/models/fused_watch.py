@@ -121,11 +121,8 @@ class _WatchedCache(PagedCache):
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList | None:
     """The list of layers that attend; None where there is none, or several."""
-    found = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) and all(attention_of(layer) is not None for layer in module)
-    ]
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module))
+    found = [layers for layers in lists if all(attention_of(layer) is not None for layer in layers)]
     return found[0] if len(found) == 1 else None
 
 
@@ -138,7 +135,7 @@ def watch(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) 
     watched = Watched(seen, [_step(chunks) for chunks in _CHUNKS], {}, [], [], [])
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     random = np.random.default_rng(11)
-    with torch.inference_mode(), _listening(seen, recorder):
+    with torch.inference_mode(), _listening(seen, recorder), _rope_kept(model):
         for number, step in enumerate(watched.steps):
             tokens = int(step.offsets[-1])
             ids = torch.from_numpy(random.integers(min(3, vocabulary - 1), vocabulary, size=(1, tokens)))
@@ -150,6 +147,20 @@ def watch(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) 
             watched.token_ids.append(ids)
             watched.positions.append(place)
     return watched
+
+
+@contextmanager
+def _rope_kept(model: PreTrainedModel) -> Iterator[None]:
+    """Rotary modules that change with the positions they see are as they were afterwards."""
+    rotary = [module for module in model.modules() if hasattr(module, "rope_type")]
+    kept = [(dict(module._buffers), getattr(module, "max_seq_len_cached", None)) for module in rotary]
+    try:
+        yield
+    finally:
+        for module, (buffers, longest) in zip(rotary, kept, strict=True):
+            module._buffers.update(buffers)
+            if longest is not None:
+                module.max_seq_len_cached = longest
 
 
 @contextmanager
@@ -165,7 +176,7 @@ def _listening(seen: list[LayerSeen], recorder: _Recorder) -> Iterator[None]:
 
 
 def _listen(seen: LayerSeen, recorder: _Recorder) -> list[Any]:
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder.current = seen
         given = args[0] if args else kwargs.get("hidden_states")
         seen.plain = seen.plain and len(args) <= 1 and isinstance(given, torch.Tensor)
@@ -173,14 +184,14 @@ def _listen(seen: LayerSeen, recorder: _Recorder) -> list[Any]:
             seen.inputs.append(given.clone())
         seen.keywords.append({name: value for name, value in kwargs.items() if name != "hidden_states"})
 
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         recorder.current = None
         seen.outputs.append(output)
         alike = isinstance(output, torch.Tensor) and bool(seen.inputs) and output.shape == seen.inputs[-1].shape
         seen.plain = seen.plain and alike
 
     def child(name: str) -> Any:
-        def called(module: nn.Module, args: tuple[Any, ...]) -> None:
+        def called(_: nn.Module, __: tuple[Any, ...]) -> None:
             if len(seen.outputs) == 0:
                 seen.called.append(name)
 
@@ -188,7 +199,7 @@ def _listen(seen: LayerSeen, recorder: _Recorder) -> list[Any]:
 
     handles = [
         seen.module.register_forward_pre_hook(before, with_kwargs=True),
-        seen.module.register_forward_hook(after, with_kwargs=True),
+        seen.module.register_forward_hook(after),
     ]
     return handles + [part.register_forward_pre_hook(child(name)) for name, part in seen.module.named_children()]
 

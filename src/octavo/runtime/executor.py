@@ -24,6 +24,7 @@ from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.layout import Layout
 from octavo.memory.values import Int32, Int64
 from octavo.models.bridge import Bridge, PagedCache
+from octavo.models.fused import programs_of
 from octavo.models.recurrent import SlotStates
 from octavo.runtime.arena import Arena
 from octavo.runtime.step_tensors import StepInputs, StepTensors
@@ -68,6 +69,7 @@ class TorchExecutor:
         self._pages = {layer: self.arena.pages(layer) for layer in attending}
         self._group_of = {layer: self.arena.group_of(layer) for layer in attending}
         self._slots = {layer: self.arena.slots(layer) for layer in keeping}
+        self._layers = programs_of(model, self.backend, self._pages, self._group_of)
         self._tensors = StepTensors(self.arena, rows)
         self._sampler = sampler
         self._clock = clock
@@ -111,6 +113,8 @@ class TorchExecutor:
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         cache = PagedCache(self.backend, self._pages, self._group_of, inputs.steps, self.arena.layout.groups)
+        if self._layers is not None:
+            cache.layers = self._layers.begin(inputs.steps, inputs.token_ids.shape[1])
         if inputs.states is not None:
             cache.slot_states = SlotStates(self._slots, inputs.states)
         return self._bridge.logits(inputs.token_ids, inputs.positions, inputs.keep, cache)
