@@ -246,7 +246,7 @@ class EngineConfig:
     fuse: str = _option(
         "choice",
         "auto",
-        "run decoder layers that are recognised as native programs, where attention and linear layers are native (auto)",
+        "run layers of a known structure as native programs, where attention and linear layers are native (auto)",
         choices=("auto", "off"),
     )
     pipeline_depth: int = _option("int", 0, "steps in flight while the next one is planned", low=0, high=1)
