@@ -96,8 +96,16 @@ def test_ranks_exchange_activations_and_need_a_link() -> None:
 
 def test_every_factor_says_where_it_is_from() -> None:
     factors = Factors()
-    named = [getattr(factors, name) for name in Factors.__dataclass_fields__ if name != "interval"]
+    named = [getattr(factors, name) for name in Factors.__dataclass_fields__ if "interval" not in name]
     assert all(factor.source and factor.value > 0 for factor in named)
+    assert "kernel timings" in factors.interval_source
+
+
+def test_a_step_has_an_interval_around_its_seconds_and_the_hosts() -> None:
+    shape = StepShape.decode([100, 200])
+    seconds = cost().step_seconds(shape) + cost().host_seconds(shape)
+    low, high = cost().step_interval(shape)
+    assert (low / seconds, high / seconds) == pytest.approx(cost().interval)
 
 
 def test_state_whose_time_is_not_modelled_is_refused() -> None:
