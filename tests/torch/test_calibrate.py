@@ -1,0 +1,201 @@
+"""`octavo calibrate` on tiny models: scenes become the steps they say, the engine is left as it was, files simulate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import tiny_llama
+from recurrent_models import recurrent_config
+from tiny import tiny_config
+from transformers import AutoModelForCausalLM
+
+from octavo.cli.calibrate_machine import machine_fields
+from octavo.cli.main import run
+from octavo.config import Config
+from octavo.cost.calibration import read_calibration
+from octavo.cost.design import Scene
+from octavo.cost.fitted import FittedCost
+from octavo.cost.step import StepShape
+from octavo.engine.build import build_engine
+from octavo.engine.engine import Engine
+from octavo.errors import ConfigError
+from octavo.memory.check import is_empty
+from octavo.runtime.calibrate import DECODE_STEPS, Measuring, Stage, measure_steps
+from octavo.runtime.calibrate_transfers import measure_transfers
+from octavo.scheduling.request import SamplingParams
+
+LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 200, "block_size": 4}
+FLAGS = ["--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--num-gpu-blocks-override", "200"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=256)
+
+
+def engine_of(path: Path, **options: object) -> Engine:
+    return build_engine(Config.from_kwargs(model=str(path), skip_tokenizer_init=True, **(LIMITS | options)))
+
+
+def as_pairs(shape: StepShape) -> list[tuple[int, int]]:
+    return sorted(zip(shape.starts.tolist(), shape.counts.tolist(), strict=True))
+
+
+def test_a_scene_becomes_the_step_that_it_describes(model: Path) -> None:
+    engine = engine_of(model)
+    stage = Stage(engine, Measuring(seconds=1))
+    try:
+        decodes = stage.play(Scene(decodes=(20, 20, 90)), 0)
+        assert [as_pairs(sample.shape) for sample in decodes] == [
+            [(20 + step, 1), (20 + step, 1), (90 + step, 1)] for step in range(DECODE_STEPS)
+        ]
+        chunk = stage.play(Scene(chunks=(24,), start=50, ends=False), 1)
+        assert [as_pairs(sample.shape) for sample in chunk] == [[(50, 24)]]
+        assert chunk[0].shape.sampled == 0
+        prompts = stage.play(Scene(chunks=(10, 6)), 2)
+        assert [as_pairs(sample.shape) for sample in prompts] == [[(0, 6), (0, 10)], [(6, 1), (10, 1)]]
+        mixed = stage.play(Scene(decodes=(30, 40), chunks=(16,), start=64), 3)
+        assert as_pairs(mixed[1].shape) == [(32, 1), (42, 1), (64, 16)]
+        assert mixed[1].shape.sampled == 3
+        assert all(sample.device_s > 0 and sample.host_s > 0 for sample in (*decodes, *chunk, *prompts, *mixed))
+    finally:
+        stage.close()
+        engine.close()
+
+
+def test_an_engine_serves_as_before_once_it_has_been_measured(model: Path) -> None:
+    def answer(engine: Engine) -> tuple[int, ...]:
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        engine.add("a", {"prompt_token_ids": [5, 6, 7, 8, 9]}, params)
+        while engine.core.has_work:
+            engine.step()
+        return engine.take("a").outputs[0].token_ids
+
+    engine = engine_of(model)
+    before, limits, executor = answer(engine), engine.core.scheduler.limits, engine.core.executor
+    assert measure_steps(engine, Measuring(seconds=0.5))
+    assert is_empty(engine.core.scheduler.cache)
+    assert engine.core.scheduler.limits is limits
+    assert engine.core.executor is executor
+    assert answer(engine) == before
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "bamba", "lfm3"])
+def test_windows_and_recurrent_state_are_measured_too(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = tiny_config(name) if name == "gemma3_text" else recurrent_config(name)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    engine = engine_of(tmp_path, max_model_len=100)
+    samples = measure_steps(engine, Measuring(seconds=1.5))
+    assert len({sample.scene for sample in samples}) > 5
+    assert is_empty(engine.core.scheduler.cache)
+    engine.close()
+
+
+def test_what_cannot_be_measured_is_refused(model: Path) -> None:
+    engine = engine_of(model, pipeline_depth=1)
+    with pytest.raises(ConfigError, match="pipeline_depth"):
+        Stage(engine, Measuring())
+    engine.close()
+    with pytest.raises(ConfigError, match="budget"):
+        Measuring(seconds=0)
+
+
+def test_transfers_between_arenas_and_a_disk_have_a_law_each(model: Path, tmp_path: Path) -> None:
+    engine = engine_of(model)
+    laws = measure_transfers(engine.deployment.layout, "cpu", tmp_path / "disk")
+    assert sorted(laws) == ["demote", "load", "promote", "store"]
+    for law in laws.values():
+        assert 1e6 < law.bytes_per_s < 1e12
+        assert 0 <= law.latency_s < 0.1
+    assert list((tmp_path / "disk").iterdir()) == []
+    assert sorted(measure_transfers(engine.deployment.layout, "cpu")) == ["demote", "promote"]
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def calibration(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("file") / "c.json"
+    code = run(["calibrate", str(model), "-o", str(path), "--budget", "4", "--skip-tokenizer-init", "-q", *FLAGS])
+    assert code == 0
+    return path
+
+
+def test_a_model_is_calibrated_into_a_file_and_simulated_from_it(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = read_calibration(calibration)
+    assert told.model["layers"] == 2
+    assert told.machine["cores"] == machine_fields()["cores"]
+    assert told.engine["slabs"] == 200
+    cost = FittedCost(told)
+    shape = StepShape.decode([50] * 8)
+    assert 1e-5 < cost.step_seconds(shape) < 10
+    low, high = cost.step_interval(shape)
+    assert 0 < low < cost.step_seconds(shape) + cost.host_seconds(shape) < 3 * high
+    work = ["--requests", "20", "--rate", "50", "--input-tokens", "40", "--output-tokens", "10", "--json"]
+    assert run(["simulate", "--cost", f"fitted:{calibration}", *work]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["requests"]["ended"] == {"length": 20}
+    assert report["kv"]["capacity_bytes"] == 200 * told.engine["slab_bytes"]
+    assert 0 < report["intervals"]["tpot_s mean"][0] < report["intervals"]["tpot_s mean"][1]
+    assert "measured on this machine" in report["about"][1]
+
+
+def test_another_model_or_machine_is_refused_by_field_unless_asked_for(
+    calibration: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = ["--requests", "3", "--input-tokens", "8", "--output-tokens", "4"]
+    wide = tiny_llama(tmp_path / "wide", hidden_size=32, max_position_embeddings=256)
+    mine = ["simulate", str(model), "--cost", f"fitted:{calibration}", *work]
+    assert run(mine) == 0
+    capsys.readouterr()
+    assert run(["simulate", str(wide), "--cost", f"fitted:{calibration}", *work]) == 2
+    assert "model.hidden_size=32" in capsys.readouterr().err
+    told = json.loads(calibration.read_text())
+    told["machine"]["cpu"] = "another"
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_text(json.dumps(told))
+    theirs = ["simulate", str(model), "--cost", f"fitted:{elsewhere}", *work]
+    assert run(theirs) == 2
+    assert "machine.cpu=" in capsys.readouterr().err
+    assert run([*theirs, "--foreign-calibration"]) == 0
+    assert "of whatever model and machine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--device", "h100-sxm"], "device='h100-sxm'"),
+        (["--block-size", "8"], "engine.block_size=8"),
+        (["--kv-dtype", "bf16"], "model.kv_dtype='bf16'"),
+        (["--tp", "2"], "tp=2"),
+    ],
+)
+def test_options_that_a_file_cannot_answer_for_are_refused(
+    calibration: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", "--cost", f"fitted:{calibration}", "--requests", "3", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cost", ["fitted", "fitted:", "tables", "guess", "roofline:x"])
+def test_a_cost_that_is_none_is_refused(cost: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--cost", cost]) == 2
+    assert "fitted:FILE" in capsys.readouterr().err
+
+
+def test_the_order_and_number_of_scenes_do_not_change_what_a_scene_is(model: Path) -> None:
+    engine = engine_of(model)
+    samples = measure_steps(engine, Measuring(seconds=1.5, max_batch=4, max_context=64, seed=3))
+    shapes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for sample in samples:
+        assert shapes.setdefault((sample.scene, sample.step), as_pairs(sample.shape)) == as_pairs(sample.shape)
+    assert max(sample.shape.chunks for sample in samples) <= 5
+    assert np.array([sample.shape.tokens for sample in samples]).max() <= 64 + 4
+    engine.close()
