@@ -107,8 +107,6 @@ def movers():
     finally:
         for mover in made:
             mover.close()
-            for store in mover.disk:
-                store.close()
 
 
 def ended(mover, seconds=10.0, count=1):

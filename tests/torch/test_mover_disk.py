@@ -88,8 +88,6 @@ def test_what_is_forgotten_is_not_found_by_a_later_run_and_what_is_stored_after_
     assert [notice.status for notice in ended(mover, count=2)] == ["done", "done"]
     assert mover.disk[0].stored() == [(key(2), 3)]
     mover.close()
-    for store in mover.disk:
-        store.close()
     again = disk_of(tmp_path)
     assert [store.stored() for store in again] == [[(key(2), 3)], []]
     for store in again:

@@ -201,7 +201,10 @@ class Mover:
         return len(self._open)
 
     def close(self) -> None:
-        """Stop after the batches under way, and wait for them. A last `poll` then reports every order's end."""
+        """Stop after the batches under way, wait for them, and close the disk's stores.
+
+        A last `poll` then reports every order's end.
+        """
         with self._lock:
             self._closing = True
             for transfer in self._open.values():
@@ -215,6 +218,8 @@ class Mover:
             if isinstance(item, _Erasure):
                 self._lanes["disk"].queue.remove(item)
                 self._erase(item)
+        for store in self.disk:
+            store.close()
         self.copier.close()
 
     def _check(self, order: Order) -> None:

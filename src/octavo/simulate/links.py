@@ -87,14 +87,14 @@ class SeededFaults:
     """Of orders."""
 
     def reason(self, order: Order, block: int) -> str:
-        random = self._random(order, f"block {block}")
-        if random.random() >= self.fails:
+        source = self._random(order, f"block {block}")
+        if source.random() >= self.fails:
             return ""
-        return random.choice(("bad_checksum", "truncated", "io_error", "disk_full"))
+        return source.choice(("bad_checksum", "truncated", "io_error", "disk_full"))
 
     def delay_ns(self, order: Order) -> int:
-        random = self._random(order, "delay")
-        return nanoseconds(random.random() * self.stall_s) if random.random() < self.stalls else 0
+        source = self._random(order, "delay")
+        return nanoseconds(source.random() * self.stall_s) if source.random() < self.stalls else 0
 
     def loses(self, order: Order) -> bool:
         return self._random(order, "word").random() < self.loses_word
