@@ -30,6 +30,7 @@ from octavo.memory.tables import BlockTables
 from octavo.memory.values import (
     DEVICE,
     NOTHING_NEW,
+    BlockCopies,
     Int32,
     Int64,
     NewBlocks,
@@ -214,7 +215,7 @@ class KVCache:
         if short is not None:
             return short
         if self.sharing is not None and not self.sharing.shelf.evict_for(counts):
-            if self.make_way is None:
+            if self.copied is None:  # else a copy may hold a block that comes after them
                 raise InvariantViolation("eviction", f"cached blocks {self.pool.cached}, and none is offered")
             return Shortfall(self.pool.slabs_needed(counts), self.pool.free.count, draining=self.pool.slabs)
         return self.pool.take(counts)
@@ -348,6 +349,16 @@ class KVCache:
                 # A slot may have been taken up again since, and may even drain anew for a later plan.
                 due = slots[(columns.state[slots] == SlotState.DRAINING) & (columns.last_plan[slots] <= self.settled)]
                 self._retire(group, due)
+
+    def unpin(self, plan: int, copies: BlockCopies) -> None:
+        """This plan, which has not been made yet, is not going to make these copies."""
+        pinned = self.pins[plan]
+        pinned.pop(
+            next(i for i, (group, slots) in enumerate(pinned) if group == copies.group and slots is copies.sources)
+        )
+        if not pinned:
+            del self.pins[plan]
+        self.unreference(copies.group, copies.sources, -1, used=False)
 
     # -- inside -------------------------------------------------------------------------------
 

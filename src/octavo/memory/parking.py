@@ -131,6 +131,11 @@ class Parking:
         """Whether copies of it are still to end, and none has been lost or late."""
         return ticket not in self._broken and any(move.ticket == ticket for move in self._moving)
 
+    @property
+    def any_broken(self) -> bool:
+        """Whether some suspension lacks a part."""
+        return bool(self._broken)
+
     def broken(self, ticket: int) -> str | None:
         """Why it cannot be resumed."""
         return self._broken.get(ticket)

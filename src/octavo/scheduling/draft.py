@@ -37,8 +37,9 @@ class Draft:
         self.admissions = left.admissions + self.admissions
         self.copies = left.copies + self.copies
 
-    def withdraw(self, row: int) -> None:
-        """The row has left: nothing of it may reach the plan."""
+    def withdraw(self, row: int) -> list[BlockCopies]:
+        """The row has left: nothing of it may reach the plan. Returns the copies that are not made after all."""
+        withdrawn = [copies for owner, copies in self.copies if owner == row]
         self.given[self.rows == row] = 0
         self.admissions = [admission for admission in self.admissions if admission.row != row]
         self.copies = [copy for copy in self.copies if copy[0] != row]
@@ -50,6 +51,7 @@ class Draft:
             elif keep.any():
                 kept.append(NewBlocks(blocks.group, blocks.rows[keep], blocks.indices[keep], blocks.slots[keep]))
         self.new_blocks = kept
+        return withdrawn
 
     def chunks(self) -> tuple[Int32, Int64]:
         """Rows and counts of the plan: the running ones that got something, then who entered."""

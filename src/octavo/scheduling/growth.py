@@ -15,7 +15,7 @@ from octavo.errors import InvariantViolation, PolicyError
 from octavo.memory.values import Shortfall
 from octavo.policy.preemption import Candidate
 from octavo.scheduling.draft import Draft
-from octavo.scheduling.moving import preempt
+from octavo.scheduling.moving import lose_broken_suspensions, lose_latest_suspension, preempt
 
 if TYPE_CHECKING:
     from octavo.scheduling.scheduler import Scheduler
@@ -66,7 +66,7 @@ def _grow_one(scheduler: Scheduler, draft: Draft, row: int, place: int) -> bool:
         fits = computed + 1  # asking begins the copies that room waits for
     got = cache.reserve(row, fits)
     if isinstance(got, Shortfall):
-        if short or cache.make_way is not None:
+        if short or scheduler.tiering is not None:
             return False
         raise InvariantViolation("reserve-all-or-nothing", f"row {row}: {fits} positions fit, then did not")
     draft.new_blocks.extend(got.new_blocks)
@@ -82,16 +82,22 @@ def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
     if any(scheduler.cache.pool.draining) or scheduler.cache.pins or copying or _will_slide(scheduler):
         # What is on its way back may be enough; nobody is paused before that is known.
         return False
+    if lose_broken_suspensions(scheduler):
+        return True
     rows = [row for row in running.live_rows().tolist() if row != oldest and running.wanted(np.array([row]))[0]]
     if not rows:
         if scheduler.release_ended_seats():
             return True
-        if scheduler.in_flight or (tiering is not None and len(tiering.loading)):
+        if scheduler.in_flight or (tiering is not None and tiering.awaited):
             return False
+        if lose_latest_suspension(scheduler, running.sequence(oldest)):
+            return True
         if max(scheduler.cache.pool.blocks_per_slab) > 1 or scheduler.cache.sharing is not None:
             # Alone, and yet short: its blocks lie scattered over slabs that it fills in part, or it holds
             # doubles of blocks that others have left. Starting over packs them, and shares those.
             return preempt(scheduler, oldest, draft)
+        if tiering is not None and tiering.pending:
+            return False  # copies that are late hold what it lacks
         raise InvariantViolation("progress", "the oldest running sequence cannot grow and nobody can give way")
     candidates = [
         Candidate(

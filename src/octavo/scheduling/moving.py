@@ -121,6 +121,17 @@ def lose_suspension(scheduler: Scheduler, sequence: Sequence) -> None:
     sequence.suspended = None
 
 
+def lose_broken_suspensions(scheduler: Scheduler) -> bool:
+    """Suspended state that has lost a part takes room for nothing; whether any was given up."""
+    if scheduler.tiering is None or not scheduler.tiering.parking.any_broken:
+        return False
+    broken = scheduler.tiering.parking.broken
+    lost = [other for other in scheduler.waiting if other.suspended is not None and broken(other.suspended)]
+    for sequence in lost:
+        lose_suspension(scheduler, sequence)
+    return bool(lost)
+
+
 def lose_latest_suspension(scheduler: Scheduler, spared: Sequence) -> bool:
     """Of those who wait with suspended state, the last in line gives it up; False when there is none but `spared`."""
     waiting = [other for other in scheduler.waiting if other.suspended is not None and other is not spared]

@@ -375,7 +375,8 @@ class Scheduler:
             if self.tiering is not None:
                 self.tiering.loading.abandon(row)
             if self._left_over is not None:
-                self._left_over.withdraw(row)
+                for copies in self._left_over.withdraw(row):
+                    self.cache.unpin(self._next_plan, copies)
             blocks += self.cache.release(row)
             self.snapshots.forget(row)
         self.running.unseat(rows)

@@ -1,0 +1,351 @@
+"""Worlds with tiers below the device, for the pure tests: an engine over the toy model, and movers that copy its cells.
+
+`TierWorld` is driven by hand, `HandMover` ends each copy when it is told to; `random_world` draws a whole world from a
+seed, runs it dry, and holds its answers and its pools against what they must be. Every invariant runs after each step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from tests.pure.worlds import VOCAB, endings, outputs
+
+from octavo.errors import RequestError
+from octavo.memory.check import is_empty
+from octavo.memory.check_tiers import at_rest
+from octavo.memory.keys import Digest, KeySpace, sha256
+from octavo.memory.layout import Layout
+from octavo.memory.tiering import Below, tiered_cache
+from octavo.memory.transfers import Order
+from octavo.policy.admission import admission_named
+from octavo.policy.bundle import Policies
+from octavo.policy.chaos import Chaos
+from octavo.policy.eviction import EVICTIONS, Eviction, eviction_named
+from octavo.policy.placement import PLACEMENTS, Placement, placement_named
+from octavo.policy.preemption import PREEMPTIONS, PreemptionAction, preemption_named
+from octavo.policy.rates import Rates
+from octavo.policy.reuse import NoReuse, PrefixReuse
+from octavo.scheduling.audit import Audit, check_all
+from octavo.scheduling.core import EngineCore
+from octavo.scheduling.events import Admitted, Arrived, Event, Finished, Preempted, Restarted, Transferred
+from octavo.scheduling.limits import Limits
+from octavo.scheduling.request import Request
+from octavo.scheduling.scheduler import Scheduler
+from octavo.simulate.toy_laws import toy_layout
+from octavo.simulate.toy_model import Answer, ToyExecutor, toy_model, toy_request
+from octavo.simulate.toy_mover import DiskGroup, ToyFaults, ToyMover
+
+NEVER = 10**9
+
+
+class HandMover(ToyMover):
+    """Ends an order, or lets its deadline pass, when it is told to."""
+
+    def submit(self, order: Order) -> None:
+        super().submit(order)
+        self._open[order.number].due = NEVER
+
+    def under_way(self, *routes: str) -> list[Order]:
+        return [one.order for one in self._open.values() if not routes or one.order.route in routes]
+
+    def end(self, *routes: str, fails: float = 0.0) -> int:
+        """Let all of these routes end by the next step; returns how many that are."""
+        orders = self.under_way(*routes)
+        self.faults = ToyFaults(fails=fails)
+        for order in orders:
+            self._open[order.number].due = 0
+        return len(orders)
+
+    def pass_deadline(self, *routes: str) -> None:
+        for order in self.under_way(*routes):
+            self._open[order.number].told_late = 0
+
+
+class TierWorld:
+    """An engine over the toy model, with a host and, where it has slots, a disk.
+
+    `left` is what the disk of an earlier world holds: `world.mover.disk`.
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: Sequence[int] = (2,),
+        laws: Sequence[str] = (),
+        block_tokens: int = 4,
+        slab_bytes: int = 0,
+        slabs: int = 8,
+        host_slabs: int = 32,
+        disk_slots: int | Sequence[int] = 0,
+        rows: int = 4,
+        budget: int = 64,
+        context: int = 48,
+        depth: int = 0,
+        reuse: bool = True,
+        model_name: str = "toy",
+        digest: Digest = sha256,
+        placement: str | Placement = "write_back",
+        preemption: str | PreemptionAction = "recompute",
+        admission: str = "max_utilization",
+        eviction: str | Eviction = "lru",
+        host_eviction: str | Eviction = "lru",
+        rates: Rates | None = None,
+        faults: ToyFaults | None = None,
+        by_hand: bool = False,
+        seed: int = 0,
+        ends_every: int = 0,
+        fails_every: int = 0,
+        left: Sequence[DiskGroup] = (),
+        audit: bool = True,
+    ) -> None:
+        self.layout: Layout = toy_layout(heads, block_tokens, laws, most_slab_bytes=slab_bytes)
+        self.model = toy_model(self.layout, ends_every, fails_every)
+        self.reuse = reuse
+        slots = [disk_slots] * len(heads) if isinstance(disk_slots, int) else disk_slots
+        below = Below(
+            host_slabs,
+            placement_named(placement) if isinstance(placement, str) else placement,
+            eviction_named(host_eviction) if isinstance(host_eviction, str) else host_eviction,
+            tuple(slots) if any(slots) else (),
+            tuple(tuple((key, slot) for slot, (key, _) in group.items()) for group in left),
+            rates=rates or Rates(),
+        )
+        self.cache, self.tiering = tiered_cache(
+            self.layout,
+            slabs,
+            rows,
+            below,
+            keys=KeySpace(model_name, block_tokens, digest) if reuse else None,
+            eviction=eviction_named(eviction) if isinstance(eviction, str) else eviction,
+        )
+        policies = Policies(
+            admission=admission_named(admission),
+            preemption=preemption_named(preemption) if isinstance(preemption, str) else preemption,
+            reuse=PrefixReuse(2) if reuse else NoReuse(),
+        )
+        self.executor = ToyExecutor(self.model, self.layout, slabs, rows)
+        kind = HandMover if by_hand else ToyMover
+        self.mover: Any = kind(self.executor, host_slabs, below.disk_slots, faults=faults, seed=seed, disk=left)
+        self.limits = Limits(rows, max(rows, budget), context, VOCAB)
+        self.scheduler = Scheduler(self.cache, self.limits, policies, self.tiering)
+        self.core = EngineCore(
+            self.scheduler,
+            self.executor,
+            depth=depth,
+            audit=Audit(full_every=1) if audit else None,
+            mover=self.mover,
+        )
+        self.asked: dict[int, Request] = {}
+        self.events: list[Event] = []
+        self.time = 0.0
+
+    # -- driving ------------------------------------------------------------------------------
+
+    def ask(self, prompt: list[int], max_tokens: int = 1, salt: str = "", **fields: Any) -> int:
+        request = toy_request(f"r{len(self.asked)}", prompt, max_tokens, cache_salt=salt, **fields)
+        number = self.core.submit(request, self.time)
+        self.asked[number] = request
+        return number
+
+    def step(self, steps: int = 1) -> list[Event]:
+        new: list[Event] = []
+        for _ in range(steps):
+            new += self.core.step(self.time)
+            self.time += 1.0
+        self.events += new
+        return new
+
+    def until(self, kind: type, most: int = 200) -> Any:
+        """Step until an event of this kind; returns the first."""
+        for _ in range(most):
+            for event in self.step():
+                if isinstance(event, kind):
+                    return event
+        raise AssertionError(f"no {kind.__name__} in {most} steps")
+
+    def finish(self, most: int = 4_000) -> None:
+        """Step until nothing is left to do, and what copies are late have ended too."""
+        for _ in range(most):
+            if not self.core.has_work and not self.tiering.pending:
+                break
+            self.step()
+        assert not self.core.has_work, f"still working after {most} steps"
+        assert not self.tiering.pending, f"copies are still under way after {most} steps"
+        self.events += self.scheduler.drain_events()
+
+    def serve(self, prompt: list[int], max_tokens: int = 1, salt: str = "") -> int:
+        """One request, alone, to its end."""
+        number = self.ask(prompt, max_tokens, salt)
+        self.finish()
+        return number
+
+    def crowd_out(self, blocks: int = 0) -> None:
+        """Other text takes all the room on the device, so that what was kept there goes."""
+        size = self.layout.block_tokens
+        longest = min(self.limits.max_model_len - 2, self.cache.max_tokens_per_sequence() - 1)
+        left = blocks or self.cache.pool.slabs
+        while left > 0:
+            tokens = min(longest, left * size)
+            self.serve(text(tokens, 1000 + len(self.asked)), 1)
+            left -= tokens // size
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def tokens(self, number: int) -> list[int]:
+        return outputs(self.events).get(number, [])
+
+    def cached(self, number: int) -> dict[str, int]:
+        """Prompt tokens that it did not compute, by tier."""
+        return endings(self.events)[number].record.cached_tokens
+
+    def of(self, kind: type, number: int | None = None) -> list[Any]:
+        found = [event for event in self.events if isinstance(event, kind)]
+        return found if number is None else [event for event in found if event.sequence_id == number]
+
+    def alone(self, number: int) -> Answer:
+        request = self.asked[number]
+        most = request.prompt_tokens + (request.params.max_tokens or 0)
+        return self.model.answer(request, min(self.limits.max_model_len, most))
+
+    def assert_right(self) -> None:
+        """Everybody got what it gets alone, or, if it was aborted, a beginning of that; and everything is free."""
+        ends, got = endings(self.events), outputs(self.events)
+        assert sorted(ends) == sorted(self.asked)
+        for number, request in self.asked.items():
+            limit = min(self.limits.max_model_len, request.prompt_tokens + (request.params.max_tokens or 0))
+            told, reason = got.get(number, []), ends[number].reason
+            assert self.model.answered(request, limit, told, reason, kept=self.reuse), (
+                f"sequence {number}: {told} ({reason}), alone {self.alone(number)}"
+            )
+        check_all(self.scheduler)
+        assert is_empty(self.cache)
+        assert at_rest(self.tiering)
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    rng = Random(f"text {seed}")
+    return [rng.randrange(1, VOCAB) for _ in range(length)]
+
+
+# -- whole worlds from a seed ---------------------------------------------------------------------
+
+LAWS = ("full", "full", "full", "window_4", "window_6", "chunk_8", "constant")
+FAULTS = (
+    ToyFaults(),
+    ToyFaults(most_polls=1),
+    ToyFaults(most_polls=8),
+    ToyFaults(fails=0.2),
+    ToyFaults(times_out=0.2, most_polls=2),
+    ToyFaults(0.1, 0.1, 6, 20),
+)
+
+
+def drawn(rng: Random, fixed: dict[str, Any]) -> dict[str, Any]:
+    """What `TierWorld` takes; `fixed` stands whatever is drawn."""
+    groups = rng.choice((1, 1, 2, 3))
+    laws = [rng.choice(LAWS) for _ in range(groups)]
+    sizes = (1, 4) if any(law != "constant" for law in laws) else (4,)
+    given: dict[str, Any] = {
+        "heads": [rng.randint(1, 6) for _ in range(groups)],
+        "laws": laws,
+        "block_tokens": rng.choice((*sizes, 4, 4)) if len(sizes) > 1 else 4,
+        "slab_bytes": rng.choice((0, 0, 300, 1500)),
+        "rows": rng.choice((3, 4, 6)),
+        "budget": rng.choice((6, 12, 64)),
+        "context": 40,
+        "depth": rng.choice((0, 1)),
+        "reuse": rng.random() < 0.85,
+        "placement": rng.choice((*PLACEMENTS, "chaos")),
+        "preemption": rng.choice((*PREEMPTIONS, "chaos")),
+        "eviction": rng.choice((*EVICTIONS, "chaos")),
+        "host_eviction": rng.choice((*EVICTIONS, "chaos")),
+        "admission": rng.choice(("max_utilization", "max_utilization", "guaranteed_no_evict")),
+        "faults": rng.choice(FAULTS),
+        "seed": rng.randrange(10**6),
+        "ends_every": rng.choice((0, 20)),
+        "fails_every": rng.choice((0, 0, 0, 300)),
+    }
+    given |= fixed
+    layout = toy_layout(given["heads"], given["block_tokens"], given["laws"], most_slab_bytes=given["slab_bytes"])
+    step = 12 if any(group.slides for group in layout.groups) else None
+    one = layout.slabs_for(given["context"], step)
+    given.setdefault("slabs", one + rng.randint(0, 1 + one // 2))
+    given.setdefault("host_slabs", rng.choice((1, one, 3 * one, 8 * one)))
+    given.setdefault("disk_slots", [rng.choice((1, 12, 60)) for _ in layout.groups] if rng.random() < 0.6 else 0)
+    for seam in ("placement", "preemption", "eviction", "host_eviction"):
+        if given[seam] == "chaos":
+            given[seam] = Chaos(rng.randrange(10**6))
+    return given
+
+
+def random_world(
+    seed: int, *, requests: int = 14, aborts: float = 0.0, resets: float = 0.005, **fixed: Any
+) -> tuple[TierWorld, Counter[str]]:
+    """Run a whole world, and what happened in it, counted. Conversations go on, prompts begin alike, salts differ."""
+    rng = Random(f"world {seed}")
+    world = TierWorld(**drawn(rng, fixed))
+    openings = [text(rng.randint(1, 17), rng.randrange(10**6)) for _ in range(3)]
+    left = requests
+    for _ in range(6_000):
+        if left and len(world.scheduler.waiting) < 8 and rng.random() < 0.5:
+            left -= 1
+            _ask_something(world, rng, openings)
+        if aborts and world.asked and rng.random() < aborts:
+            world.core.abort(rng.choice(list(world.asked)), world.time)
+        if rng.random() < resets:
+            world.core.reset_kept(world.time)
+        world.step()
+        if not left and not world.core.has_work:
+            break
+    world.finish()
+    world.assert_right()
+    return world, tally(world)
+
+
+def _ask_something(world: TierWorld, rng: Random, openings: list[list[int]]) -> None:
+    salt = rng.choice(("", "", "", "another"))
+    prompt = rng.choice(openings)[:] + text(rng.randint(0, 5), rng.randrange(10**6))
+    ends = endings(world.events)
+    if ends and rng.random() < 0.6:  # the next turn of a conversation
+        number = rng.choice(list(ends))
+        before = world.asked[number]
+        if before.prompt_tokens + len(world.tokens(number)) <= world.limits.max_model_len - 6:
+            prompt = (
+                before.prompt_token_ids.tolist() + world.tokens(number) + text(rng.randint(0, 3), rng.randrange(10**6))
+            )
+            salt = before.cache_salt if rng.random() < 0.9 else salt
+    room = world.limits.max_model_len - len(prompt)
+    try:
+        world.ask(prompt, min(room, rng.choice((1, 3, 8, 16, 24))), salt)
+    except RequestError:
+        return  # refused with a reason: that is an answer
+
+
+def tally(world: TierWorld) -> Counter[str]:
+    """How often each thing happened."""
+    found: Counter[str] = Counter()
+    for event in world.events:
+        found[type(event).__name__] += 1
+        match event:
+            case Preempted():
+                found[event.action] += 1
+            case Transferred():
+                found[event.route] += event.blocks
+                found[f"{event.route} failed"] += len(event.reasons)
+            case Admitted():
+                for tier, tokens in event.cached_by_tier:
+                    found[f"{tier} tokens"] += tokens
+                found["restored tokens"] += event.restored_tokens
+            case Restarted():
+                found[f"restarted: {event.reason}"] += 1
+            case Finished():
+                found[event.reason] += 1
+            case Arrived():
+                found["waited for"] += event.waited_s > 0
+    host, disk = world.tiering.evicted_blocks
+    found["evicted from the host"] += host
+    found["evicted from the disk"] += disk
+    return found
