@@ -139,12 +139,24 @@ Linear::Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inp
   kernels_ = set_->kernels;
   if (outputs < 1 || inputs < 1 || outputs > INT32_MAX / 2 || inputs > INT32_MAX / 2)
     throw std::invalid_argument("a matrix has at least one output and one input");
+  panels_ = {dtype, outputs, inputs, nullptr, nullptr, nullptr, 0};
+  reset(dtype);
+}
+
+void Linear::reset(Dtype dtype) {
   if (dtype == Dtype::e4m3) throw std::invalid_argument("weights are kept as float32, bfloat16, float16, int8 or int4");
-  panels_ = {dtype, outputs, inputs, nullptr, nullptr, nullptr, kernels_->bytes(dtype, inputs)};
-  bytes_ = (count() * panels_.panel_bytes + 63) / 64 * 64;
-  panels_.weights = static_cast<char*>(std::aligned_alloc(64, bytes_));
-  if (!panels_.weights) throw std::bad_alloc();
-  std::memset(panels_.weights, 0, bytes_);
+  const int64_t panel_bytes = kernels_->bytes(dtype, panels_.inputs);
+  const int64_t bytes = (count() * panel_bytes + 63) / 64 * 64;
+  char* weights = static_cast<char*>(std::aligned_alloc(64, bytes));
+  if (!weights) throw std::bad_alloc();
+  std::memset(weights, 0, bytes);
+  std::free(panels_.weights);
+  panels_.weights = weights;
+  panels_.dtype = dtype;
+  panels_.panel_bytes = panel_bytes;
+  panels_.scales = nullptr;
+  scales_.clear();
+  bytes_ = bytes;
 }
 
 Linear::~Linear() { std::free(panels_.weights); }

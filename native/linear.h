@@ -113,6 +113,8 @@ class Linear {
   // comes in int8 with scales: one for each row, or for each row and group of kGroupI4 inputs.
   void put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
            const float* bias, int threads);
+  // Forget the weights: they are put again, kept as `dtype`. Whoever holds this object needs not know. The bias stays.
+  void reset(Dtype dtype);
   void run(const LinearCall& call, int threads) const;
   // The largest output of each row in `dtype`, and its index: the lowest of equals, a NaN before all.
   void argmax(const LinearCall& call, int threads, float* values, int64_t* indices) const;
@@ -135,7 +137,7 @@ class Linear {
   const LinearKernels* kernels_ = nullptr;
   Panels panels_;
   std::vector<float> scales_, bias_;
-  int64_t bytes_;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace octavo

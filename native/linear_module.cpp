@@ -68,6 +68,7 @@ void bind_linear(nb::module_& m) {
       .def("__init__", [](Linear* self, const std::string& set, int dtype, int64_t outputs,
                           int64_t inputs) { new (self) Linear(set, dtype_of(dtype), outputs, inputs); })
       .def("put", &put)
+      .def("reset", [](Linear& self, int dtype) { self.reset(dtype_of(dtype)); })
       .def("run", &run)
       .def("argmax", &argmax)
       .def("read", &read)

@@ -72,6 +72,15 @@ class PackedLinear:
             self._put(first, weight.detach(), bias)
             first += int(weight.shape[0])
 
+    def repack(self, storage: torch.dtype) -> None:
+        """The same matrix kept in another type, from what it is now; programs that hold it go on with that."""
+        if storage not in _NUMBERS:
+            raise ConfigError("storage", storage, f"weights are packed as one of {', '.join(map(str, _NUMBERS))}")
+        weight = self.rows(torch.arange(self.out_features), torch.float32)
+        self.storage = storage
+        self.native.reset(_NUMBERS[storage])
+        self._put(0, weight, None)
+
     @property
     def instruction_set(self) -> str:
         name: str = self.native.instruction_set

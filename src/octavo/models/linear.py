@@ -1,11 +1,11 @@
 """Linear layers of a loaded model in octavo's packed form: `Packing`.
 
-Owns which modules are replaced and the check of each against the one it replaces. A matrix is packed, checked
-on random rows and let go, so that weights are held once; an embedding that is tied to a packed output head looks
-its rows up there. What a model reads by itself (`module.weight` in a forward pass) stays as it is: the trial of a
-tiny model of its class finds out which.
+Owns which modules are replaced, the check of each against the one it replaces, and the rounding of what is packed
+to eight or four bits. A matrix is packed, checked on random rows and let go, so that weights are held once; an
+embedding that is tied to a packed output head looks its rows up there. What a model reads by itself (`module.weight`
+in a forward pass) stays as it is: the trial of a tiny model of its class finds out which.
 
-Invariant: after `apply`, each matrix is held in one form, and in unquantised forms with every bit it had.
+Invariant: after `apply`, each matrix is held in one form, with every bit that it had.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from octavo.kernels.linear import PackedLinear
 
 CHECKED_ROWS = 3
 CHECKED_OUTPUTS = 64
-"""Of a matrix that is rounded when it is packed: those that are unpacked again to be compared."""
+"""Of a matrix that was rounded: those that are unpacked again to be compared."""
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest difference of an output, relative to the largest output: what the last bit of the type explains."""
+ROUNDED_TOLERANCE = 5e-2
+"""Likewise where rows are rounded to eight bits before they are multiplied: about a hundredth is usual."""
 READ_DIRECTLY = ("kv_b_proj",)
 """Matrices that octavo itself reads: latents are expanded by them."""
 
@@ -75,9 +77,8 @@ class NativeEmbedding(nn.Module):
 
 @dataclass(slots=True, eq=False)
 class Packing:
-    """How the linear layers of one model are packed. `storage` None keeps the type they have."""
+    """How the linear layers of one model are packed: in the type that they have."""
 
-    storage: torch.dtype | None = None
     threads: int | None = None
     tried: bool = False
     """Whether a tiny model of the same class went through its trial with packed layers."""
@@ -136,27 +137,44 @@ class Packing:
         return module if plain and not module._forward_hooks else None
 
     def _pack(self, name: str, module: nn.Linear) -> PackedLinear:
-        packed = PackedLinear([module.weight], [module.bias], storage=self.storage, threads=self.threads)
-        worst = difference(packed, module)
+        packed = PackedLinear([module.weight], [module.bias], threads=self.threads)
+        x = _random_rows(packed, module.weight.dtype)
+        with torch.inference_mode():
+            worst = _apart(packed(x), linear(x, module.weight, module.bias))
         if not worst <= TOLERANCE[module.weight.dtype]:
             raise ModelError("linear_backend", name, f"its packed form differs from torch's by {worst:.1e}; use torch")
         return packed
 
 
-def difference(packed: PackedLinear, module: nn.Linear) -> float:
-    """The largest difference on random rows, relative to the largest output."""
-    dtype = module.weight.dtype
+def quantise(model: Any, storage: torch.dtype) -> int:
+    """Round every packed matrix of the model to int8 or int4; returns how many. The output head is int8 either way.
+
+    Each is checked against its own rounded weights.
+    """
+    head = getattr(model.get_output_embeddings(), "packed", None)
+    matrices = list(packed_matrices(model))
+    for packed in matrices:
+        packed.repack(torch.int8 if packed is head else storage)
+        x = _random_rows(packed, torch.float32)
+        chosen = torch.linspace(0, packed.out_features - 1, CHECKED_OUTPUTS).to(torch.int64)
+        with torch.inference_mode():
+            bias = packed(torch.zeros_like(x[:1]))
+            worst = _apart((packed(x) - bias)[:, chosen], linear(x, packed.rows(chosen, torch.float32)))
+        if not worst <= ROUNDED_TOLERANCE:
+            what = f"{packed.out_features} x {packed.in_features}"
+            raise ModelError("quantization", what, f"its packed form is off by {worst:.1e}; use linear_backend=torch")
+    _give_back_memory()
+    return len(matrices)
+
+
+def _random_rows(packed: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(packed.in_features)
-    x = torch.randn(CHECKED_ROWS, packed.in_features, generator=generator).to(dtype)
-    with torch.inference_mode():
-        found = packed(x).float()
-        if packed.rounded:
-            chosen = torch.randint(packed.out_features, (CHECKED_OUTPUTS,), generator=generator)
-            bias = None if module.bias is None else module.bias[chosen].float()
-            found, right = found[:, chosen], linear(x.float(), packed.rows(chosen, torch.float32), bias)
-        else:
-            right = linear(x, module.weight, module.bias).float()
-        return float((found - right).abs().max() / right.abs().max().clamp_min(1e-6))
+    return torch.randn(CHECKED_ROWS, packed.in_features, generator=generator).to(dtype)
+
+
+def _apart(found: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest difference, relative to the largest output."""
+    return float((found.float() - right.float()).abs().max() / right.float().abs().max().clamp_min(1e-6))
 
 
 def usual_shape(model: Any) -> tuple[int, int]:
