@@ -116,7 +116,7 @@ class Engine:
             self._streams.close(request_id)
 
     def close(self) -> None:
-        self.core.executor.close()
+        self.core.close()
 
     def _observe(self, events: list[Event]) -> Batch:
         self.recorder.observe(events)

@@ -117,6 +117,12 @@ class EngineCore:
             self.scheduler.fail_all(error, now)
         return [*self.scheduler.drain_events(), EngineFailed(now, error)]
 
+    def close(self) -> None:
+        """Nothing runs any more, neither steps nor copies."""
+        self.executor.close()
+        if self.mover is not None:
+            self.mover.close()
+
     def _learn(self, timer: Callable[[], float]) -> StepEnded:
         plan, schedule_s, execute_s = self._in_flight.popleft()
         waited = timer()

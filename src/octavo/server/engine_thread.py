@@ -165,4 +165,4 @@ class EngineThread:
             if not isinstance(command, End):
                 command.reply(self.dead)
         self._hand_over(pending + self._core.fail(reason, self._clock()))
-        self._core.executor.close()
+        self._core.close()
