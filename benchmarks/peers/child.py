@@ -18,6 +18,8 @@ from typing import Any, Self
 
 KEEP_LINES = 3
 LEAVE_S = 20.0
+BEGAN = 19
+"""The field of a process's `stat`, counted after its name, that says when it began."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,6 +40,8 @@ class Child:
                 cwd=log.parent, start_new_session=True,
             )  # fmt: skip
         self._left = b""
+        self._descendants: dict[int, str] = {}
+        """Every one that was ever seen, with the time it began."""
         self.peak_bytes = 0
 
     def __enter__(self) -> Self:
@@ -75,6 +79,7 @@ class Child:
 
     def end(self) -> None:
         """Ask it to leave, then make it; nothing of its group stays."""
+        self._pids()  # while they still have their parent
         stdin, stdout = self._process.stdin, self._process.stdout
         with contextlib.suppress(OSError):
             if stdin is not None:
@@ -114,12 +119,15 @@ class Child:
         return f"{how}: {' / '.join(lines[-KEEP_LINES:])[-300:]}" if lines else how
 
     def _kill(self) -> None:
-        started = self._pids()  # before they lose their parent
+        """The group at once, and whatever had moved to another group and was seen to descend from it."""
+        self._pids()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        for pid in started[1:]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid, began in self._descendants.items():
+            # a number may have been given to another process meanwhile: one that began at another time
+            if _stat(Path("/proc") / str(pid))[BEGAN : BEGAN + 1] == [began]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
     def _pids(self) -> list[int]:
@@ -127,19 +135,21 @@ class Child:
         parents = _parents()
         found = [self._process.pid]
         for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
+            found += [child for child, (parent, _) in parents.items() if parent == pid]
+        self._descendants |= {pid: parents[pid][1] for pid in found[1:]}
         return found
 
     def _peak(self) -> int:
         return sum(_peak_bytes(pid) for pid in self._pids())
 
 
-def _parents() -> dict[int, int]:
+def _parents() -> dict[int, tuple[int, str]]:
+    """Of every process: its parent, and when it began."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         fields = _stat(entry)
         if fields:
-            parents[int(entry.name)] = int(fields[1])
+            parents[int(entry.name)] = (int(fields[1]), fields[BEGAN])
     return parents
 
 

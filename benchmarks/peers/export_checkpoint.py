@@ -1,8 +1,9 @@
 """Writes the checkpoint that every engine is given: a plain directory of safetensors, config and tokenizer.
 
 The embedded model is loaded once, unpacked, and its state dict copied into a fresh model of the same
-config, so that nothing of how octavo keeps it goes along. The random model has Qwen2.5-0.5B's shape and
-weights from a seed. A directory is copied in the same way. The tokenizer goes along because exporters ask for one; no figure needs it.
+config, so that nothing of how octavo keeps it goes along; a directory in the same way. The random model
+has Qwen2.5-0.5B's shape and weights from a seed. The tokenizer goes along because exporters ask for one;
+no figure needs it.
 
     python export_checkpoint.py smollm2-135m bf16 DIRECTORY
 """

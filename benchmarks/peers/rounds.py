@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoints import make_checkpoint, tools
 from child import Broken, Child
 from comparison import Asked, Line, Run
 from engines import Choice
 from environments import Environment, Unavailable, make_environment, peer_variables
+from model_forms import make_checkpoint, tools
 from protocol import Job, Setup
 from workloads import Workload
 
@@ -143,7 +143,7 @@ class Rounds:
         answer = child.ask({"do": "load", **asdict(setup)}, self._bounds.left(LOAD_LIMIT_S))
         self.settings[ready.choice.label] = answer["settings"]
         # other tokens than any workload begins with, so that nothing of it can be reused
-        prompt = [(11 * i) % 997 + 3 for i in range(min(WARM_PROMPT, setup.longest - WARM_OUTPUT))]
+        prompt = [(11 * i) % 29 + 3 for i in range(min(WARM_PROMPT, setup.longest - WARM_OUTPUT))]
         warm = [asdict(Job(prompt, WARM_OUTPUT)) for _ in range(min(2, setup.sequences))]
         for what in ("prepare", "play"):
             child.ask({"do": what, "jobs": warm}, self._bounds.left(self._bounds.limit_s))

@@ -23,16 +23,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from comparison import Asked, rows, table
+from engines import DEFAULT, ENGINES, chosen
+from machine_facts import described, machine_facts
+from model_forms import MODELS
+from rounds import Bounds, Rounds, prepared
+from workloads import NAMES, SEED, Workload, drawn_workloads, find_file, read_workloads
+
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parent)]
-
-from checkpoints import MODELS  # noqa: E402
-from comparison import Asked, rows, table  # noqa: E402
-from engines import DEFAULT, ENGINES, chosen  # noqa: E402
-from machine_facts import described, machine_facts  # noqa: E402
-from rounds import Bounds, Rounds, prepared  # noqa: E402
-from workloads import NAMES, SEED, Workload, drawn_workloads, find_file, read_workloads  # noqa: E402
-
 DTYPES = ("fp32", "bf16")
 SMALLEST_VOCABULARY = 49152
 

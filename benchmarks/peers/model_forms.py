@@ -99,8 +99,9 @@ def _gguf(
     made = make_environment("llamacpp", cache, deadline - time.monotonic(), say)
     if isinstance(made, Unavailable):
         return made
-    script = next(made.folder.glob("source/*/vendor/llama.cpp/convert_hf_to_gguf.py"))
-    return [str(made.python), str(script), str(plain), "--outtype", kind, "--outfile", str(target)]
+    tree = next(made.folder.glob("source/*/vendor/llama.cpp"))
+    words = [str(made.python), str(HERE / "convert_gguf.py"), str(tree), str(plain)]
+    return [*words, "--outtype", kind, "--outfile", str(target)]
 
 
 def tools(environment: Environment | None, cache: Path) -> dict[str, str]:
