@@ -42,7 +42,8 @@ enum class Rope : int {
   none = 0,
   halves = 1,       // element i is turned with element i + rotary / 2
   pairs = 2,        // elements 2 i and 2 i + 1 are turned together, by entry 2 i of the tables
-  pairs_packed = 3  // likewise, by entry i of the tables
+  pairs_packed = 3,   // likewise, by entry i of the tables
+  halves_packed = 4   // as halves, both by entry i of the tables
 };
 
 // Rows of [query heads | key heads | value heads]: queries and keys are normalised and turned in place, keys and

@@ -163,18 +163,19 @@ OCTAVO_INLINE vf turned(vf a, vf c, vf b, vf s, bool rounds) {  // a c + b s
 template <class E>
 inline void turn_head(const Turn& w, float* head, const float* cos, const float* sin) {
   const int half = w.rotary / 2;
-  if (w.rope == Rope::halves) {
+  if (w.rope == Rope::halves || w.rope == Rope::halves_packed) {
+    const int other = w.rope == Rope::halves ? half : 0;
     int i = 0;
     for (; i + W <= half; i += W) {
       vf a = load(head + i), b = load(head + half + i);
       store(head + i, rounded<E>(turned<E>(a, load(cos + i), -b, load(sin + i), w.rounds)));
-      store(head + half + i, rounded<E>(turned<E>(b, load(cos + half + i), a, load(sin + half + i), w.rounds)));
+      store(head + half + i, rounded<E>(turned<E>(b, load(cos + other + i), a, load(sin + other + i), w.rounds)));
     }
     for (; i < half; i += W) {
       const int n = half - i;
       vf a = load_some<F32>(head + i, n), b = load_some<F32>(head + half + i, n);
       vf low = turned<E>(a, load_some<F32>(cos + i, n), -b, load_some<F32>(sin + i, n), w.rounds);
-      vf high = turned<E>(b, load_some<F32>(cos + half + i, n), a, load_some<F32>(sin + half + i, n), w.rounds);
+      vf high = turned<E>(b, load_some<F32>(cos + other + i, n), a, load_some<F32>(sin + other + i, n), w.rounds);
       store_some<F32>(head + i, rounded<E>(low), n);
       store_some<F32>(head + half + i, rounded<E>(high), n);
     }
@@ -247,7 +248,7 @@ void turn_as(const Turn& w, int64_t first, int64_t last, float* scratch) {
     char* row = w.rows + t * w.row * size;
     if (w.rope != Rope::none) {
       const int64_t at = (w.positions ? w.positions[t] : t) * w.table_row * size_of(w.table);
-      const int entries = w.rope == Rope::pairs_packed ? w.rotary / 2 : w.rotary;
+      const int entries = w.rope >= Rope::pairs_packed ? w.rotary / 2 : w.rotary;
       widen_table(w.table, cos, w.cos + at, entries);
       widen_table(w.table, sin, w.sin + at, entries);
     }

@@ -66,7 +66,7 @@ class LayerSet {
     Turn work{&pages, row_type(dtype), at<char>(qkv), row, q_heads, q_norm, k_norm, static_cast<Rope>(rope), rotary,
               row_type(table), at<const char>(cos), at<const char>(sin), table_row, nullptr, rounds,
               at<const int64_t>(blocks), at<const int64_t>(offsets)};
-    if (rope < 0 || rope > static_cast<int>(Rope::pairs_packed) || rotary < 0 || rotary % 2 || rotary > pages.k_dim)
+    if (rope < 0 || rope > static_cast<int>(Rope::halves_packed) || rotary < 0 || rotary % 2 || rotary > pages.k_dim)
       throw std::invalid_argument("an even number of elements of a head is turned");
     const int64_t q_all = int64_t{q_heads} * pages.k_dim, k_all = int64_t{pages.kv_heads} * pages.k_dim;
     if (row < q_all + k_all + int64_t{pages.kv_heads} * pages.v_dim)
@@ -143,7 +143,7 @@ void set_attending(LayerProgram& self, const Pages& pages, int q_heads, const No
                    int rope, int rotary, bool rounds, float scale, float softcap, uintptr_t sinks,
                    const std::vector<int>& of_step) {
   if (of_step.size() != 3) throw std::invalid_argument("a plan, a write and a table are wanted");
-  if (rope < 0 || rope > static_cast<int>(Rope::pairs_packed) || rotary < 0 || rotary % 2 || rotary > pages.k_dim)
+  if (rope < 0 || rope > static_cast<int>(Rope::halves_packed) || rotary < 0 || rotary % 2 || rotary > pages.k_dim)
     throw std::invalid_argument("an even number of elements of a head is turned");
   const int64_t q_all = int64_t{q_heads} * pages.k_dim, k_all = int64_t{pages.kv_heads} * pages.k_dim;
   if ((q_norm && q_all % q_norm->width) || (k_norm && k_all % k_norm->width))

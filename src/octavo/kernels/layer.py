@@ -44,6 +44,7 @@ class Rope(IntEnum):
     HALVES = 1
     PAIRS = 2
     PAIRS_PACKED = 3
+    HALVES_PACKED = 4
 
 
 class Act(IntEnum):

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 
 from octavo.errors import ModelError
 from octavo.kernels.cpu import NativeAttention
-from octavo.kernels.layer import Rope
 from octavo.models.bridge import PagedCache
 from octavo.models.fused_layer import FusedLayer, Packed, Wiring, candidates, pack, take_over
 from octavo.models.fused_parts import LayerParts, NotRecognised, read_layer
@@ -124,9 +123,9 @@ def _fused(
     dtype = seen.inputs[0].dtype
     if dtype not in _TOLERANCE or pages.k.dtype is not dtype:
         raise NotRecognised(f"its rows are {dtype}")
-    parts = read_layer(seen.module, seen.called, heads)
-    turned = seen.tables(0) is not None
-    wirings = list(candidates(parts, turned))
+    parts = read_layer(seen.module, seen.called, heads, int(seen.inputs[0].shape[-1]))
+    tables_given = seen.tables(0)
+    wirings = list(candidates(parts, heads[2], 0 if tables_given is None else int(tables_given[0].shape[-1])))
     if not wirings:
         raise NotRecognised(f"its parts are called in the order {parts.order}")
     if likely in wirings:
@@ -135,8 +134,6 @@ def _fused(
     apart = []
     for wiring in wirings:
         made = _layer(seen, parts, packed, wiring, tables)
-        if made.rotary > heads[2] or made.rotary % 2:
-            continue
         apart.append(_difference(made, seen, watched, backend))
         if apart[-1] <= _TOLERANCE[dtype]:
             return made
@@ -144,9 +141,6 @@ def _fused(
 
 
 def _layer(seen: LayerSeen, parts: LayerParts, packed: Packed, wiring: Wiring, tables: _Tables) -> FusedLayer:
-    pair = seen.tables(0)
-    entries = 0 if pair is None else int(pair[0].shape[-1])
-    rotary = 0 if wiring.rope is Rope.NONE else entries * (2 if wiring.rope is Rope.PAIRS_PACKED else 1)
     return FusedLayer(
         kv_layer=seen.stored[0],
         dtype=seen.inputs[0].dtype,
@@ -155,7 +149,6 @@ def _layer(seen: LayerSeen, parts: LayerParts, packed: Packed, wiring: Wiring, t
         wiring=wiring,
         rule=seen.rules[0],
         q_heads=seen.q_shape[1],
-        rotary=rotary,
         table=tables.number(seen),
     )
 

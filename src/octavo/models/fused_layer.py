@@ -39,14 +39,26 @@ class Wiring:
 
     name: str
     rope: Rope
+    rotary: int
+    """Leading elements of a head that are turned."""
 
 
-def candidates(parts: LayerParts, turned: bool) -> Iterator[Wiring]:
-    """Ways in which these parts can be wired, the likeliest first. `turned`: whether the layer is given tables."""
-    ropes = (Rope.HALVES, Rope.PAIRS, Rope.PAIRS_PACKED, Rope.NONE) if turned else (Rope.NONE,)
-    for rope in ropes:
+def candidates(parts: LayerParts, dim: int, entries: int) -> Iterator[Wiring]:
+    """Ways in which these parts can be wired, the likeliest first.
+
+    `dim` of a head; `entries` of a row of the tables that the layer is given, 0 for none.
+    """
+    ropes = [
+        (Rope.HALVES, entries),
+        (Rope.PAIRS, entries),
+        (Rope.PAIRS_PACKED, entries),
+        (Rope.HALVES_PACKED, 2 * entries),
+        (Rope.PAIRS_PACKED, 2 * entries),
+    ]
+    possible = [(rope, rotary) for rope, rotary in ropes if 0 < rotary <= dim and rotary % 2 == 0]
+    for rope, rotary in (*possible, (Rope.NONE, 0)):
         for name in _ORDERS.get(parts.order, ()):
-            yield Wiring(name, rope)
+            yield Wiring(name, rope, rotary)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +118,6 @@ class FusedLayer:
     wiring: Wiring
     rule: AttentionRule
     q_heads: int
-    rotary: int
     table: int
     """Which of the model's pairs of tables turns it."""
 
@@ -150,7 +161,7 @@ class FusedLayer:
             attention.q_norm,
             attention.k_norm,
             self.wiring.rope,
-            self.rotary,
+            self.wiring.rotary,
             rounds=self.wiring.rope is Rope.HALVES,
         )
         sinks = None if self.rule.sinks is None else self.rule.sinks.detach().to(torch.float32).contiguous()

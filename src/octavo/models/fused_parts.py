@@ -105,7 +105,7 @@ def attention_of(layer: nn.Module) -> nn.Module | None:
     return next((child for name in _ATTENTION if (child := getattr(layer, name, None)) is not None), None)
 
 
-def read_layer(layer: nn.Module, called: Sequence[str], heads: tuple[int, int, int]) -> LayerParts:
+def read_layer(layer: nn.Module, called: Sequence[str], heads: tuple[int, int, int], hidden: int) -> LayerParts:
     """`called`: the children in the order of their calls. `heads`: query heads, key heads, dim of each."""
     attention = attention_of(layer)
     if attention is None:
@@ -117,7 +117,7 @@ def read_layer(layer: nn.Module, called: Sequence[str], heads: tuple[int, int, i
             continue
         if child is attention:
             order += "A"
-        elif (norm := read_norm(child)) is not None:
+        elif (norm := read_norm(child, hidden)) is not None:
             order += "N"
             norms.append(norm)
         else:
@@ -230,13 +230,12 @@ def _activation(module: nn.Module) -> Act | None:
 
 def read_norm(module: nn.Module, width: int | None = None) -> NormWeights | None:
     """The module as a norm, if that is what it computes: it is asked on random numbers. None for anything else."""
-    eps = next((float(e) for name in _EPS if isinstance(e := getattr(module, name, None), (int, float))), None)
-    if eps is None:
+    told = next((float(e) for name in _EPS if isinstance(e := getattr(module, name, None), (int, float))), None)
+    if told is None and (list(module.children()) or list(module.parameters())):
         return None
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if weight is None:
-        shape = getattr(module, "normalized_shape", None) or (width,)
-        weight = None if shape[-1] is None else torch.ones(shape[-1])
+        weight = None if width is None else torch.ones(width)
     if not isinstance(weight, torch.Tensor) or weight.dim() not in (1, 2) or not weight.is_floating_point():
         return None
     dtype = weight.dtype if isinstance(getattr(module, "weight", None), torch.Tensor) else torch.get_default_dtype()
@@ -253,6 +252,7 @@ def read_norm(module: nn.Module, width: int | None = None) -> NormWeights | None
     bias = bias.detach().float().contiguous() if isinstance(bias, torch.Tensor) else None
     candidates = [
         NormWeights((wide + offset).contiguous(), bias, eps, centred, rounds)
+        for eps in ((1e-5, 1e-6) if told is None else (told,))
         for centred in (False, True)
         for offset in (0.0, 1.0)
         for rounds in (True, False)

@@ -102,7 +102,7 @@ class FusedRun:
         """The layer over rows [1, tokens, hidden] -> likewise."""
         programs = self._programs
         layer = programs.layers[number]
-        if layer.rotary and layer.table not in self._tables:
+        if layer.wiring.rotary and layer.table not in self._tables:
             self._turn_by(layer.table, tables)
         hidden = hidden.contiguous()
         handed = self._handed
