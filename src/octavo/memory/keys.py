@@ -68,7 +68,7 @@ class Chain:
 
 
 def packed(*fields: bytes) -> bytes:
-    parts = []
+    parts: list[bytes] = []
     for field in fields:
         parts += (len(field).to_bytes(8, "little"), field)
     return b"".join(parts)
