@@ -23,6 +23,7 @@ from octavo.scheduling.events import (
     StepTokens,
     Submitted,
 )
+from octavo.scheduling.leap import DecodeRun
 
 ENGINE, SEQUENCES = 1, 2
 """The two processes of the trace: their ids."""
@@ -43,7 +44,7 @@ class ChromeTrace:
         self._planned: dict[int, StepPlanned] = {}
         self._step_end_s = float("-inf")
 
-    def observe(self, events: Iterable[Event]) -> None:
+    def observe(self, events: Iterable[Event | DecodeRun]) -> None:
         for event in events:
             if isinstance(event, StepPlanned):
                 self._planned[event.number] = event
@@ -59,8 +60,12 @@ class ChromeTrace:
             elif isinstance(event, Preempted):
                 self._turn(event.sequence_id, event.now, "preempted", blocks=event.blocks)
             elif isinstance(event, Finished):
-                self._turn(event.sequence_id, event.now, "", finish_reason=event.reason)
-                self._lanes.pop(event.sequence_id, None)
+                self._finish(event)
+            elif isinstance(event, DecodeRun):
+                self._run(event)
+
+    def at_rest(self, now_ns: int, scheduler: object) -> None:
+        """Nothing is looked at between steps: events say it all."""
 
     def value(self) -> dict[str, Any]:
         """The trace as JSON values; open slices are left out."""
@@ -69,6 +74,26 @@ class ChromeTrace:
 
     def json(self) -> str:
         return json.dumps(self.value())
+
+    def _finish(self, event: Finished) -> None:
+        self._turn(event.sequence_id, event.now, "", finish_reason=event.reason)
+        self._lanes.pop(event.sequence_id, None)
+
+    def _run(self, run: DecodeRun) -> None:
+        """Steps taken at once are one slice: everybody in them generated before, and went on."""
+        begin, end = float(run.moments[0]), float(run.moments[-1])
+        about = {
+            "number": run.first,
+            "steps": run.steps,
+            "sequences": len(run.rows),
+            "decode_tokens": run.steps * len(run.rows),
+            "waiting": run.waiting,
+            "bound_by": run.resource,
+        }
+        self._slices.append(_slice(f"{run.steps} steps", ENGINE, 0, (max(begin, self._step_end_s), end), about))
+        self._step_end_s = end
+        for ended in run.ended:
+            self._finish(ended)
 
     def _first_tokens(self, event: StepTokens) -> None:
         """Whoever got a token is generating from then on."""

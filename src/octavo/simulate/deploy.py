@@ -7,28 +7,52 @@ counts them. Without weights or a device there is no time and no pool: the `Conf
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from octavo.cost.roofline import RooflineCost
 from octavo.cost.step import CostModel
+from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError
 from octavo.memory.cache import KVCache
 from octavo.memory.groups import served_groups
 from octavo.memory.keys import KeySpace
 from octavo.memory.layout import Layout, make_layout
+from octavo.memory.tiering import Below, tiered_cache
 from octavo.planner.asked import Asked
 from octavo.planner.build import ground_of, machine_of, plan_for
 from octavo.policy.bundle import Policies
 from octavo.policy.eviction import eviction_named
+from octavo.policy.placement import placement_named
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.executors import SimExecutor
+from octavo.simulate.links import Links, SimMover
 from octavo.simulate.trace import VOCABULARY
 
 BLOCK_TOKENS = 16
+_LINK_SHARE = 0.8
+"""Of a host link's peak that copies of whole blocks reach: assumed."""
+_LINK_LATENCY_S = 20e-6
+_WIDEST_DISK = 2**22
+"""Slots of one group on a disk at most: what is kept of each takes memory here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lower:
+    """Tiers below the device, of one device's share."""
+
+    host_bytes: int
+    disk_bytes: int = 0
+    placement: str = "write_back"
+
+    def __post_init__(self) -> None:
+        if self.host_bytes < 1:
+            raise ConfigError("host_memory", self.host_bytes, "must be above 0 bytes")
+        if self.disk_bytes < 0:
+            raise ConfigError("disk", self.disk_bytes, "must be at least 0 bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +72,35 @@ class Replica:
     cost: CostModel
     price_per_hour: float | None = None
     """Of all its devices together."""
+    links: Links = field(default_factory=Links)
+    """Between its tiers."""
 
     @property
     def kv_tokens(self) -> int:
         return self.layout.most_tokens(self.slabs)
 
     def core(self, policies: Policies | None = None, *, cost: CostModel | None = None, eviction: str = "lru",
-             depth: int = 0) -> EngineCore:  # fmt: skip
-        """A fresh core with an executor of its own."""
+             depth: int = 0, lower: Lower | None = None) -> EngineCore:  # fmt: skip
+        """A fresh core with an executor of its own, and with `lower` tiers a mover."""
         chosen = policies or Policies()
         block = max(group.block_tokens for group in self.layout.groups)
-        cache = KVCache(
-            self.layout,
-            self.slabs,
-            self.max_num_seqs,
-            contiguous=chosen.allocation.contiguous,
-            keys=KeySpace(self.model, block) if chosen.reuse.shares else None,
-            eviction=eviction_named(eviction),
-        )
+        keys = KeySpace(self.model, block) if chosen.reuse.shares else None
+        tiering = mover = None
+        if lower is None:
+            cache = KVCache(
+                self.layout,
+                self.slabs,
+                self.max_num_seqs,
+                contiguous=chosen.allocation.contiguous,
+                keys=keys,
+                eviction=eviction_named(eviction),
+            )
+        else:
+            below = self._below(lower)
+            cache, tiering = tiered_cache(
+                self.layout, self.slabs, self.max_num_seqs, below, keys=keys, eviction=eviction_named(eviction)
+            )
+            mover = SimMover([group.block_bytes for group in self.layout.groups], self.links)
         limits = Limits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -74,7 +109,18 @@ class Replica:
             attention_mode=self.attention_mode,
             cache_dtype=self.cache_dtype,
         )
-        return EngineCore(Scheduler(cache, limits, chosen), SimExecutor(cost or self.cost), depth=depth)
+        scheduler = Scheduler(cache, limits, chosen, tiering)
+        return EngineCore(scheduler, SimExecutor(cost or self.cost), depth=depth, mover=mover)
+
+    def _below(self, lower: Lower) -> Below:
+        slabs = lower.host_bytes // self.layout.slab_bytes
+        if slabs < 1:
+            raise ConfigError("host_memory", lower.host_bytes, f"holds no slab of {self.layout.slab_bytes:,} B")
+        share = lower.disk_bytes // len(self.layout.groups)
+        slots = tuple(min(_WIDEST_DISK, share // group.block_bytes) for group in self.layout.groups)
+        if lower.disk_bytes and not all(slots):
+            raise ConfigError("disk", lower.disk_bytes, "holds no block of some group")
+        return Below(slabs, placement_named(lower.placement), disk_slots=slots if lower.disk_bytes else ())
 
 
 def replica_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Replica:
@@ -113,4 +159,13 @@ def replica_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Re
         cache_dtype=str(ground.geometry.kv_dtype),
         cost=RooflineCost(machine=machine, ranks=asked.tp),
         price_per_hour=None if asked.price is None else asked.price * asked.tp,
+        links=_links(machine.accelerator.host_bytes_per_s),
     )
+
+
+def _links(host_bytes_per_s: float) -> Links:
+    """Both ways of a device's link to its host; a disk keeps the stated guesses."""
+    if not host_bytes_per_s:
+        return Links()
+    law = TransferLaw(host_bytes_per_s * _LINK_SHARE, _LINK_LATENCY_S)
+    return Links({"demote": law, "promote": law})

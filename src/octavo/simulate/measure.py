@@ -19,21 +19,24 @@ from octavo.errors import ConfigError
 from octavo.memory.waste import useful_bytes, waste
 from octavo.scheduling.events import (
     Admitted,
+    Arrived,
     Finished,
     Preempted,
     Refused,
     RequestRecord,
+    Restarted,
     StepEnded,
     StepPlanned,
     StepTokens,
     Submitted,
+    Transferred,
 )
 from octavo.scheduling.leap import DecodeRun
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.drive import Happening
 from octavo.simulate.executors import seconds
 
-_MOST_LOOKS = 512
+_MOST_LOOKS = 256
 QUANTILES = (0.5, 0.9, 0.99)
 
 
@@ -70,6 +73,20 @@ class Look:
     external: int
     running: int
     waiting: int
+    kept: int
+    """For reuse alone, referenced by nobody; part of what is not used."""
+    bound_s: dict[str, float]
+    """Seconds of steps so far, by what bound them."""
+
+
+@dataclass(slots=True)
+class Moved:
+    """Copies between two tiers."""
+
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failed_blocks: int = 0
 
 
 class Measured:
@@ -80,6 +97,16 @@ class Measured:
         self.refused: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.preemptions = 0
+        self.offloads = 0
+        """Of those, how many had their state moved to the host."""
+        self.moved: dict[str, Moved] = {}
+        """By route."""
+        self.waited_for_copies_s = 0.0
+        """Of sequences that were seated, together."""
+        self.restarts = 0
+        """Sequences whose state did not come."""
+        self.cached_by_tier: Counter[str] = Counter()
+        """Prompt tokens that were not computed."""
         self.lost_tokens = 0
         """Positions given up by preemption, and computed again."""
         self.steps = 0
@@ -89,6 +116,9 @@ class Measured:
         self.running_steps = 0
         """Sum over steps of the sequences in them."""
         self.bound_by: Counter[str] = Counter()
+        self.bound_s: dict[str, float] = {}
+        """Seconds of steps, by what bound them."""
+        self._resource = "none"
         self.used_slab_s = 0.0
         self.peak_slabs = 0
         self.looks: list[Look] = []
@@ -114,7 +144,9 @@ class Measured:
                 case StepTokens():
                     self._tokens(one)
                 case StepEnded():
-                    self._worked(one.now - one.planned_s, self._free)
+                    took = one.now - one.planned_s
+                    self._worked(took, self._free)
+                    self._bound(self._resource, took)
                     self.end_s = one.now
                 case DecodeRun():
                     self._run(one)
@@ -123,6 +155,13 @@ class Measured:
                     self._record(one.record)
                 case Preempted():
                     self.preemptions += 1
+                    self.offloads += one.action == "offload"
+                case Transferred():
+                    self._transferred(one)
+                case Arrived():
+                    self.waited_for_copies_s += one.waited_s
+                case Restarted():
+                    self.restarts += 1
                 case Admitted():
                     self.lost_tokens += one.recomputed_tokens
                 case Submitted():
@@ -142,7 +181,8 @@ class Measured:
         used = (pool.slabs - pool.available_slabs) * pool.layout.slab_bytes
         self.looks.append(
             Look(now, used, useful_bytes(scheduler.cache), lost.reserved_bytes, lost.internal_bytes,
-                 lost.padding_bytes, lost.external_bytes, len(scheduler.running), len(scheduler.waiting))
+                 lost.padding_bytes, lost.external_bytes, len(scheduler.running), len(scheduler.waiting),
+                 (pool.available_slabs - pool.free.count) * pool.layout.slab_bytes, dict(self.bound_s))
         )  # fmt: skip
         if len(self.looks) > _MOST_LOOKS:
             self.looks = self.looks[::2]
@@ -155,12 +195,22 @@ class Measured:
         self.decode_tokens += step.decode_tokens
         self.running_steps += step.running
         self.bound_by[step.resource] += 1
-        self._free = step.free_slabs
+        self._free, self._resource = step.free_slabs, step.resource
+
+    def _transferred(self, copies: Transferred) -> None:
+        so_far = self.moved.setdefault(copies.route, Moved())
+        so_far.blocks += copies.blocks
+        so_far.bytes += copies.bytes
+        so_far.seconds += copies.seconds
+        so_far.failed_blocks += len(copies.reasons)
 
     def _worked(self, took_s: float, free: int) -> None:
         self.busy_s += took_s
         self.used_slab_s += took_s * (self.slabs - free)
         self.peak_slabs = max(self.peak_slabs, self.slabs - free)
+
+    def _bound(self, resource: str, took_s: float) -> None:
+        self.bound_s[resource] = self.bound_s.get(resource, 0.0) + took_s
 
     def _tokens(self, step: StepTokens) -> None:
         ids = step.sequence_ids
@@ -178,7 +228,9 @@ class Measured:
         self.decode_tokens += steps * sequences
         self.running_steps += steps * sequences
         self.bound_by[run.resource] += steps
-        self.busy_s += float(took.sum())
+        busy = float(took.sum())
+        self.busy_s += busy
+        self._bound(run.resource, busy)
         used = self.slabs - run.free_slabs
         self.used_slab_s += float((took * used).sum())
         self.peak_slabs = max(self.peak_slabs, int(used.max()))
@@ -197,6 +249,8 @@ class Measured:
             self._last_s = np.concatenate([self._last_s, more])
 
     def _record(self, record: RequestRecord) -> None:
+        for tier, tokens in record.cached_tokens.items():
+            self.cached_by_tier[tier] += tokens
         first = record.first_token_s
         decoded = record.output_tokens - 1
         values = (

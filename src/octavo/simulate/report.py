@@ -55,21 +55,46 @@ def figures(
             "prefill_tokens": measured.prefill_tokens,
             "decode_tokens": measured.decode_tokens,
             "bound_by": dict(measured.bound_by),
+            "bound_s": dict(measured.bound_s),
         },
         "preemptions": {
             "count": measured.preemptions,
             "recomputed_tokens": measured.lost_tokens,
+            "offloaded": measured.offloads,
             "recompute_tax": _share(measured.lost_tokens, computed),
             "paused_s": quantiles(measured.column("preempted")),
         },
         "reuse": {
             "cached_tokens": int(measured.column("cached_tokens").sum()),
             "hit_rate": _share(float(measured.column("cached_tokens").sum()), float(inputs.sum())),
+            "hit_rate_by_tier": {
+                tier: _share(tokens, float(inputs.sum())) for tier, tokens in sorted(measured.cached_by_tier.items())
+            },
         },
+        "transfers": _transfers(measured),
         "kv": _kv(measured),
-        "dollars_per_million_output_tokens": (
-            None if price_per_hour is None or not tokens_per_s else price_per_hour / 3600 / tokens_per_s * 1e6
-        ),
+        "dollars_per_million_output_tokens": _dollars(price_per_hour, tokens_per_s),
+        "dollars_per_million_tokens": _dollars(price_per_hour, tokens_per_s + _share(float(inputs.sum()), span)),
+    }
+
+
+def _dollars(price_per_hour: float | None, tokens_per_s: float) -> float | None:
+    return None if price_per_hour is None or not tokens_per_s else price_per_hour / 3600 / tokens_per_s * 1e6
+
+
+def _transfers(measured: Measured) -> dict[str, Any]:
+    return {
+        "waited_s": measured.waited_for_copies_s,
+        "restarts": measured.restarts,
+        "by_route": {
+            route: {
+                "blocks": one.blocks,
+                "bytes": one.bytes,
+                "seconds": one.seconds,
+                "failed_blocks": one.failed_blocks,
+            }
+            for route, one in sorted(measured.moved.items())
+        },
     }
 
 
@@ -94,6 +119,7 @@ def _look(look: Look) -> dict[str, float]:
         "used_bytes": look.used,
         "useful_bytes": look.useful,
         **{f"{cause}_bytes": getattr(look, cause) for cause in _CAUSES},
+        "kept_bytes": look.kept,
         "running": look.running,
         "waiting": look.waiting,
     }
@@ -121,7 +147,8 @@ def lines(told: Mapping[str, Any], intervals: Mapping[str, tuple[float, float]] 
     text.append("")
     text += [f"{label:12} {', '.join(parts)}" for label, parts in _rows(told)]
     if told["dollars_per_million_output_tokens"] is not None:
-        text.append(f"cost         {told['dollars_per_million_output_tokens']:,.3f} dollars per million output tokens")
+        out, all_ = told["dollars_per_million_output_tokens"], told["dollars_per_million_tokens"]
+        text.append(f"cost         {out:,.3f} dollars per million output tokens, {all_:,.3f} per million of both")
     if intervals:
         text.append("")
         text.append("with steps as fast and as slow as the cost model's interval says:")
@@ -135,16 +162,26 @@ def _rows(told: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     used = [f"{kv['capacity_bytes']:,} B", f"used {kv['mean_used_share']:.1%} on average while busy"]
     again = f"{lost['recomputed_tokens']:,} positions computed again ({lost['recompute_tax']:.2%} of all)"
     batch = f"{steps['mean_batch']:.1f} sequences a step"
-    return [
+    tiers = [f"{tier} {share:.1%}" for tier, share in reuse["hit_rate_by_tier"].items()]
+    moved = told["transfers"]["by_route"]
+    copies = [f"{route} {one['bytes']:,} B in {one['blocks']:,} blocks" for route, one in moved.items()]
+    rows = [
         ("throughput", [*rates, f"{through['input_tokens_per_s']:,.0f} tokens/s in"]),
         ("goodput", [_goodput(told["goodput"])]),
         ("steps", [f"{steps['count']:,}", f"the device busy {steps['busy_share']:.1%}", batch]),
         ("bound by", [_counts(steps["bound_by"], steps["count"])]),
-        ("preemptions", [f"{lost['count']:,}", again]),
-        ("reuse", [f"{reuse['cached_tokens']:,} prompt tokens from kept blocks", f"{reuse['hit_rate']:.1%} of all"]),
+        ("preemptions", [f"{lost['count']:,} ({lost['offloaded']:,} moved to the host)", again]),
+        (
+            "reuse",
+            [f"{reuse['cached_tokens']:,} prompt tokens from kept blocks", f"{reuse['hit_rate']:.1%} of all", *tiers],
+        ),
         ("KV cache", [*used, f"{kv['peak_used_share']:.1%} at most"]),
         ("KV waste", [f"{cause} {share:.2%}" for cause, share in kv["mean_waste_share"].items()]),
     ]
+    if copies:
+        waited = f"{told['transfers']['waited_s']:,.3f} s waited for them"
+        rows.append(("copies", [*copies, waited]))
+    return rows
 
 
 INTERVAL_FIGURES = (

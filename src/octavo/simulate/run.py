@@ -6,14 +6,14 @@ says. Reads no file and prints nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from octavo.cost.step import CostModel, HasInterval, Scaled
 from octavo.policy.bundle import Policies
-from octavo.simulate.deploy import Replica
-from octavo.simulate.drive import Simulation, Source
+from octavo.simulate.deploy import Lower, Replica
+from octavo.simulate.drive import Simulation, Source, Watcher
 from octavo.simulate.measure import Measured, Objectives
 from octavo.simulate.report import figures, intervals_of
 
@@ -27,9 +27,13 @@ class Asked:
     policies: Callable[[], Policies] = Policies
     objectives: Objectives | None = None
     eviction: str = "lru"
+    lower: Lower | None = None
+    """Tiers below the device."""
     depth: int = 0
     leap: bool = True
     intervals: bool = False
+    watchers: Sequence[Watcher] = ()
+    """Beside what measures; of the prediction itself alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Simulated:
 
 
 def simulate(replica: Replica, asked: Asked) -> Simulated:
-    measured = _run(replica, asked, replica.cost)
+    measured = _run(replica, asked, replica.cost, asked.watchers)
     told = figures(measured, asked.objectives, replica.price_per_hour)
     intervals: dict[str, tuple[float, float]] = {}
     if asked.intervals and isinstance(replica.cost, HasInterval):
@@ -50,8 +54,8 @@ def simulate(replica: Replica, asked: Asked) -> Simulated:
     return Simulated(told, measured, intervals)
 
 
-def _run(replica: Replica, asked: Asked, cost: CostModel) -> Measured:
-    core = replica.core(asked.policies(), cost=cost, eviction=asked.eviction, depth=asked.depth)
+def _run(replica: Replica, asked: Asked, cost: CostModel, watchers: Sequence[Watcher] = ()) -> Measured:
+    core = replica.core(asked.policies(), cost=cost, eviction=asked.eviction, depth=asked.depth, lower=asked.lower)
     measured = Measured()
-    Simulation(core, asked.source(), [measured], leap=asked.leap).run()
+    Simulation(core, asked.source(), [measured, *watchers], leap=asked.leap).run()
     return measured
