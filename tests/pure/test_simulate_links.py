@@ -24,6 +24,7 @@ from octavo.scheduling.events import Arrived, Transferred
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
+from octavo.simulate import drive
 from octavo.simulate.drive import Simulation
 from octavo.simulate.executors import NANOSECONDS, SimExecutor, seconds
 from octavo.simulate.links import Links, SeededFaults, SimMover
@@ -379,3 +380,9 @@ def test_a_slow_link_delays_only_who_waits_for_it_and_the_clock_skips_the_wait()
     later = [name for name in fast.ended_at if slow.ended_at[name] > fast.ended_at[name] + NANOSECONDS // 5]
     assert later
     assert len(later) < 8
+
+
+def test_copies_after_which_nothing_can_ever_be_computed_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "_MOST_WAITS", 0)
+    with pytest.raises(InvariantViolation, match="1 steps plan nothing although there is work"):
+        simulated(Links({"promote": TransferLaw(1e9, 5.0)}))

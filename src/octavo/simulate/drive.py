@@ -33,6 +33,8 @@ _MOST_STEPS = 1024
 """In one leap: so much is computed ahead at most."""
 _IDLE_STEPS = 4
 """Steps in a row that plan nothing although there is work: more are a fault."""
+_MOST_WAITS = 10_000
+"""Times in a row that the clock goes on to the word of a copy and nothing is planned then: more are a fault."""
 
 
 class Source(Protocol):
@@ -82,7 +84,7 @@ class Simulation:
 
     def run(self, until_s: float | None = None) -> None:
         """Until nothing is left to do, or the clock has passed `until_s`."""
-        idle = 0
+        idle = waits = 0
         while until_s is None or self.now_ns < until_s * NANOSECONDS:
             self._take_arrivals()
             if not self.core.has_work:
@@ -95,9 +97,14 @@ class Simulation:
             if self._leap and self._take_leap():
                 idle = 0
                 continue
-            idle = 0 if self._take_step() or self._await_copies() else idle + 1
-            if idle > _IDLE_STEPS:
-                raise InvariantViolation("progress", f"{idle} steps plan nothing although there is work")
+            if self._take_step():
+                idle = waits = 0
+            elif self._await_copies():
+                idle, waits = 0, waits + 1
+            else:
+                idle += 1
+            if idle > _IDLE_STEPS or waits > _MOST_WAITS:
+                raise InvariantViolation("progress", f"{idle or waits} steps plan nothing although there is work")
 
     def _take_arrivals(self) -> None:
         while True:
