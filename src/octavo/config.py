@@ -66,6 +66,13 @@ class ModelConfig:
         "element type of weights and activations; auto keeps the checkpoint's where the device computes in it",
         choices=("auto", "bfloat16", "float16", "half", "float32", "float"),
     )
+    quantization: str | None = _option(
+        "choice",
+        None,
+        "on CPU, round the weights of linear layers when they are loaded: to int8, or to int4 with the output head in "
+        "int8; a checkpoint that is quantised says so itself",
+        choices=("int8", "int4"),
+    )
     max_model_len: int | None = _option(
         "int", None, "longest sequence, prompt and output together; the model's own context if not given", low=1
     )
@@ -310,7 +317,6 @@ _ELSEWHERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_prefix_caching": ((False,), "is spelled reuse here: reuse='prefix'"),
     "tensor_parallel_size": ((1,), "is not served: one device per engine"),
     "pipeline_parallel_size": ((1,), "is not served: one device per engine"),
-    "quantization": ((None,), "is not an option: the checkpoint says how it is quantised"),
     "trust_remote_code": ((False,), "is not served: no code from checkpoints is run"),
     "enforce_eager": ((False, True), "is not an option: no graphs are captured; leave it out"),
     "swap_space": ((0,), "is spelled host_bytes here, with preemption='offload'"),

@@ -61,7 +61,6 @@ def test_an_unknown_name_is_refused_and_near_ones_are_offered() -> None:
         ("enable_prefix_caching", (False,), (True, 0)),
         ("swap_space", (0, 0.0), (4, False, float("nan"))),
         ("cpu_offload_gb", (0, 0.0), (10, False)),
-        ("quantization", (None,), ("awq", False)),
         ("disable_log_stats", (True, False), (1, None)),
         ("speculative_config", (None,), ({"method": "ngram"}, np.zeros(2))),
     ],

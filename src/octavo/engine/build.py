@@ -24,7 +24,7 @@ from octavo.memory.cache import KVCache
 from octavo.memory.keys import KeySpace
 from octavo.memory.tiering import Below, tiered_cache
 from octavo.models.fused import fuse
-from octavo.models.linear import Packing, usual_shape
+from octavo.models.linear import Packing, round_packed, usual_shape
 from octavo.models.load import LoadedModel, Progress, held_bytes, load_checkpoint
 from octavo.models.observe import require_geometry
 from octavo.models.rope import fix_rope
@@ -79,6 +79,9 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
         fused = fuse(loaded.model, backend, loaded.max_model_len or 4096)
     if packing is not None:
         linear, why_linear = packing.serve(loaded.model, why_linear)
+    if config.model.quantization is not None:
+        linear, why_linear = round_packed(loaded.model, linear, why_linear, config.model.quantization)
+    if packing is not None:
         loaded = replace(loaded, weights_bytes=held_bytes(loaded.model))
     facts = device_facts(
         device,

@@ -20,7 +20,7 @@ from octavo.kernels.linear import PackedLinear
 DECODE_ROWS, PREFILL_ROWS = 8, 256
 PROMPT_PER_OUTPUT = 2
 """Tokens of prompts for each token of output, by which the two measurements are weighed."""
-CLEARLY = 0.8
+CLEARLY = 0.5
 """Torch is taken where its time is this share of ours or less: a noisy machine must not flip the choice."""
 ROUNDS = 5
 MOST_SECONDS = 0.5

@@ -14,14 +14,14 @@ import ctypes
 import gc
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from octavo.errors import ModelError
+from octavo.errors import ConfigError, ModelError
 from octavo.kernels.linear import PackedLinear
 
 CHECKED_ROWS = 3
@@ -84,7 +84,6 @@ class Packing:
     """Whether a tiny model of the same class went through its trial with packed layers."""
     leave: tuple[str, ...] = ()
     """Kinds of modules (paths without numbers) that a forward pass reads by itself."""
-    packed: list[str] = field(default_factory=list)
 
     def try_on(self, tiny: nn.Module) -> None:
         """Pack a tiny model in the type it has; `learn` from it after its trial."""
@@ -101,9 +100,10 @@ class Packing:
         if not self.tried:
             return "torch", "no tiny model of this architecture could be tried with packed layers"
         self.apply(model)
-        if not self.packed:
+        count = sum(1 for _ in packed_matrices(model))
+        if not count:
             return "torch", "this model has no linear layer that can be packed"
-        return "native", f"{why}; {len(self.packed)} matrices packed"
+        return "native", f"{why}; {count} matrices packed"
 
     def apply(self, model: Any) -> None:
         """Replace every plain linear layer whose weight no other module holds, the tied embedding's apart."""
@@ -119,7 +119,6 @@ class Packing:
             _replace(model, name, NativeLinear(packed, module))
             if embedding is not None:
                 _replace(model, sharing[0], NativeEmbedding(packed, embedding))
-            self.packed.append(name)
         _give_back_memory()
 
     def _may_pack(self, name: str, module: nn.Linear) -> bool:
@@ -146,15 +145,18 @@ class Packing:
         return packed
 
 
-def quantise(model: Any, storage: torch.dtype) -> int:
-    """Round every packed matrix of the model to int8 or int4; returns how many. The output head is int8 either way.
+def round_packed(model: Any, backend: str, why: str, quantization: str) -> tuple[str, str]:
+    """Round every packed matrix to `int8` or `int4`, the output head to int8 either way. The backend's name and why.
 
-    Each is checked against its own rounded weights.
+    Each is checked against its own rounded weights. Raises `ConfigError` where nothing is packed.
     """
-    head = getattr(model.get_output_embeddings(), "packed", None)
     matrices = list(packed_matrices(model))
+    if not matrices:
+        remedy = f"weights are rounded where they are packed, but linear layers run on {backend} ({why}); leave it out"
+        raise ConfigError("quantization", quantization, remedy)
+    head = getattr(model.get_output_embeddings(), "packed", None)
     for packed in matrices:
-        packed.repack(torch.int8 if packed is head else storage)
+        packed.repack(torch.int4 if quantization == "int4" and packed is not head else torch.int8)
         x = _random_rows(packed, torch.float32)
         chosen = torch.linspace(0, packed.out_features - 1, CHECKED_OUTPUTS).to(torch.int64)
         with torch.inference_mode():
@@ -162,9 +164,10 @@ def quantise(model: Any, storage: torch.dtype) -> int:
             worst = _apart((packed(x) - bias)[:, chosen], linear(x, packed.rows(chosen, torch.float32)))
         if not worst <= ROUNDED_TOLERANCE:
             what = f"{packed.out_features} x {packed.in_features}"
-            raise ModelError("quantization", what, f"its packed form is off by {worst:.1e}; use linear_backend=torch")
+            raise ModelError("quantization", what, f"its packed form is off by {worst:.1e}; leave quantization out")
     _give_back_memory()
-    return len(matrices)
+    how = "; rows are rounded to eight bits too" if matrices[0].rounds_inputs else ""
+    return f"{backend} {quantization}", f"{why}, rounded to {quantization}{how}"
 
 
 def _random_rows(packed: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
