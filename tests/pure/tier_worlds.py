@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import numpy as np
 from tests.pure.worlds import VOCAB, endings, outputs
 
 from octavo.errors import RequestError
 from octavo.memory.check import is_empty
 from octavo.memory.check_tiers import at_rest
-from octavo.memory.keys import Digest, KeySpace, sha256
+from octavo.memory.keys import Chain, Digest, KeySpace, sha256
 from octavo.memory.layout import Layout
 from octavo.memory.tiering import Below, tiered_cache
 from octavo.memory.transfers import Order
+from octavo.memory.values import TIERS
 from octavo.policy.admission import admission_named
 from octavo.policy.bundle import Policies
 from octavo.policy.chaos import Chaos
@@ -42,22 +44,29 @@ NEVER = 10**9
 
 
 class HandMover(ToyMover):
-    """Ends an order, or lets its deadline pass, when it is told to."""
+    """Ends an order of a route in `holds`, or lets its deadline pass, when it is told to; others as they come."""
+
+    holds: frozenset[str] = frozenset()
+    failing: frozenset[int] = frozenset()
 
     def submit(self, order: Order) -> None:
         super().submit(order)
-        self._open[order.number].due = NEVER
+        if order.route in self.holds:
+            self._open[order.number].due = NEVER
 
     def under_way(self, *routes: str) -> list[Order]:
         return [one.order for one in self._open.values() if not routes or one.order.route in routes]
 
-    def end(self, *routes: str, fails: float = 0.0) -> int:
-        """Let all of these routes end by the next step; returns how many that are."""
+    def end(self, *routes: str, failing: Sequence[int] = ()) -> int:
+        """Let all of these routes end by the next step, but for the blocks at `failing` of each; returns how many."""
+        self.failing = frozenset(failing)
         orders = self.under_way(*routes)
-        self.faults = ToyFaults(fails=fails)
         for order in orders:
             self._open[order.number].due = 0
         return len(orders)
+
+    def fails(self, order: Order, i: int) -> bool:
+        return i in self.failing
 
     def pass_deadline(self, *routes: str) -> None:
         for order in self.under_way(*routes):
@@ -192,6 +201,10 @@ class TierWorld:
             self.serve(text(tokens, 1000 + len(self.asked)), 1)
             left -= tokens // size
 
+    def hold(self, *routes: str) -> None:
+        """Copies of these routes end by hand from now on, others as they come."""
+        self.mover.holds = frozenset(routes)
+
     # -- looking ------------------------------------------------------------------------------
 
     def tokens(self, number: int) -> list[int]:
@@ -204,6 +217,18 @@ class TierWorld:
     def of(self, kind: type, number: int | None = None) -> list[Any]:
         found = [event for event in self.events if isinstance(event, kind)]
         return found if number is None else [event for event in found if event.sequence_id == number]
+
+    def kept_in(self, prompt: list[int], salt: str = "") -> list[set[str]]:
+        """The tiers in which each whole block of a text can be found, in all of which groups its state is kept."""
+        sharing = self.cache.sharing
+        assert sharing is not None
+        chain = Chain(sharing.directory.space, salt)
+        chain.extend(np.array(prompt, dtype=np.int32))
+        nodes = [sharing.directory.find(key) for key in chain.keys]
+        return [
+            {tier for tier, place in zip(TIERS, () if node is None else node.places, strict=False) if min(place) >= 0}
+            for node in nodes
+        ]
 
     def alone(self, number: int) -> Answer:
         request = self.asked[number]
@@ -223,6 +248,22 @@ class TierWorld:
         check_all(self.scheduler)
         assert is_empty(self.cache)
         assert at_rest(self.tiering)
+
+    def assert_all_can_be_had(self) -> None:
+        """Every pool is whole once what is kept is given up: nothing is stuck, and nothing is counted wrongly."""
+        if self.cache.sharing is not None:
+            self.cache.sharing.shelf.clear()
+        if self.tiering.host.shelf is not None:
+            self.tiering.host.shelf.clear()
+        for pool in (self.cache.pool, self.tiering.host.pool):
+            assert pool.free.count == pool.slabs
+            assert not any((*pool.cached, *pool.unsaved, *pool.draining))
+        disk = self.tiering.disk
+        if disk is not None:
+            for group, slots in enumerate(disk.slots):
+                assert sorted(disk.free_slots(group) + disk.found_slots(group)) == list(range(slots))
+                assert not disk.busy_slots(group)
+        check_all(self.scheduler)
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -302,7 +343,9 @@ def random_world(
             break
     world.finish()
     world.assert_right()
-    return world, tally(world)
+    counted = tally(world)
+    world.assert_all_can_be_had()
+    return world, counted
 
 
 def _ask_something(world: TierWorld, rng: Random, openings: list[list[int]]) -> None:

@@ -38,11 +38,15 @@ class _Move:
 
 
 class Parking:
-    def __init__(self, cache: KVCache, host: HostTier, loading: Loading, errands: Errands) -> None:
+    def __init__(
+        self, cache: KVCache, host: HostTier, loading: Loading, errands: Errands, *, publishes: bool = True
+    ) -> None:
+        """`publishes`: what can be found on the device may be found in its copy too, by whoever begins like it."""
         self._cache = cache
         self._host = host
         self._loading = loading
         self._errands = errands
+        self._publishes = publishes
         self._moving: dict[_Move, None] = {}
         self._broken: dict[int, str] = {}
         """Tickets of suspensions that lack a part, and why."""
@@ -111,7 +115,7 @@ class Parking:
     def _publish(self, move: _Move) -> None:
         """A block that can be found on the device can be found in this copy too."""
         sharing = self._cache.sharing
-        if sharing is not None and sharing.directory.keyed[move.group][move.source]:
+        if self._publishes and sharing is not None and sharing.directory.keyed[move.group][move.source]:
             node = sharing.directory.node_of(move.group, move.source)
             if node.places[HOST_TIER][move.group] == NO_SLOT:
                 self._host.publish(node, move.group, move.target)

@@ -154,12 +154,15 @@ class Shelf:
         node = self.directory.displace(block.group, block.slot, self.tier)
         self.pool.give(block.group, slots)
         self.evicted_blocks += 1
-        parent = node.parent
-        if parent is None or not self.directory.grows[block.group]:
+        self._offer_again(node.parent, block.group)
+
+    def _offer_again(self, node: Node | None, group: int) -> None:
+        """A block after this one has gone: it may be a leaf now."""
+        if node is None or not self.directory.grows[group]:
             return
-        slot = parent.places[self.tier][block.group]
+        slot, columns = node.places[self.tier][group], self.pool.slots[group]
         if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == _READY:
-            self._offer(parent, block.group)
+            self._offer(node, group)
 
     def _evict_together(self, missing: int) -> None:
         """One group, a block a slab, nothing to save: as many `evict` in turn, whose slots go back at once."""
@@ -171,10 +174,7 @@ class Shelf:
             self.eviction.gone(block)
             parent = self.directory.displace(0, block.slot, self.tier).parent
             gone.append(block.slot)
-            if parent is not None and self.directory.grows[0]:
-                slot = parent.places[self.tier][0]
-                if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == _READY:
-                    self._offer(parent, 0)
+            self._offer_again(parent, 0)
         if gone:
             slots = np.array(gone[::-1], dtype=np.int32)  # the last one given up is the first one taken
             self.pool.count_cached(0, slots, -1)
@@ -190,6 +190,15 @@ class Shelf:
             slots = np.array([slot], dtype=np.int32)
             self.pool.count_cached(group, slots, -1)
             self.pool.give(group, slots)
+
+    def lose(self, group: int, slot: int) -> None:
+        """What this slot holds cannot be read: it is found no more, be it referenced or not."""
+        before = self.directory.node_of(group, slot, self.tier).parent
+        if self.pool.slots[group].refs[slot]:
+            self.directory.displace(group, slot, self.tier)
+        else:
+            self.remove(group, slot)
+        self._offer_again(before, group)
 
     def give_up(self, group: int, slot: int) -> None:
         """Nobody will want this block: if it is cached, it goes now."""

@@ -53,7 +53,7 @@ class Tiering:
         self.rates = rates or Rates()
         self.errands = Errands(self.rates, timeout_s)
         self.loading = Loading(cache, host, disk, self.errands)
-        self.parking = Parking(cache, host, self.loading, self.errands)
+        self.parking = Parking(cache, host, self.loading, self.errands, publishes=placement.saves)
         self.saving = (
             None if cache.sharing is None else Saving(cache, cache.sharing, host, disk, placement, self.errands)
         )

@@ -80,12 +80,8 @@ class HostTier:
     def withdraw(self, node: Node, group: int) -> None:
         """What this tier has of the node cannot be read: it is found no more."""
         slot = node.places[HOST_TIER][group]
-        if slot == NO_SLOT or self.shelf is None:
-            return
-        if self.pool.slots[group].refs[slot]:
-            self.shelf.directory.displace(group, slot, HOST_TIER)
-        else:
-            self.shelf.remove(group, slot)
+        if slot != NO_SLOT and self.shelf is not None:
+            self.shelf.lose(group, slot)
 
 
 class DiskTier:

@@ -110,13 +110,17 @@ class ToyMover:
     def close(self) -> None:
         pass
 
+    def fails(self, order: Order, i: int) -> bool:
+        """Whether block `i` of this order is lost."""
+        return self._random.random() < self.faults.fails
+
     def _end(self, one: _Open) -> Ended:
         order = one.order
         reasons = []
         for i in range(order.blocks):
             if one.cancelled and self._random.random() < 0.5:
                 reasons.append("not_begun")
-            elif self._random.random() < self.faults.fails:
+            elif self.fails(order, i):
                 reasons.append("error: injected")
             else:
                 reason, cells = one.read[i] if one.read else self._read(order, i)
