@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+DTYPES = ("fp32", "bf16", "int8")
+"""Of weights; with int8 of weights alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -21,20 +24,24 @@ class Engine:
     options: tuple[str, ...] = ()
     """Names that may be written; for octavo any."""
     always: dict[str, str] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("fp32", "bf16")
 
 
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("octavo", "this engine", "", "safetensors", "play_octavo"),
+        Engine("octavo", "this engine", "", "safetensors", "play_octavo", dtypes=DTYPES),
         Engine(
             "vllm", "vLLM's CPU build", "vllm", "safetensors", "play_vllm", ("reuse", "eager", "batched")
         ),
         Engine(
             "openvino", "OpenVINO GenAI's continuous batching", "openvino", "openvino", "play_openvino",
-            ("reuse", "batched"),
+            ("reuse", "batched"), dtypes=DTYPES,
         ),
-        Engine("llamacpp", "llama.cpp's server", "llamacpp", "gguf", "play_llamacpp", ("reuse", "batch", "ubatch")),
+        Engine(
+            "llamacpp", "llama.cpp's server", "llamacpp", "gguf", "play_llamacpp", ("reuse", "batch", "ubatch"),
+            dtypes=DTYPES,
+        ),
         Engine(
             "hf-continuous", "Transformers' generate_batch", "transformers", "safetensors", "play_transformers",
             ("reuse", "page"), {"batching": "continuous"},

@@ -4,7 +4,8 @@
     openvino      the same, exported by optimum-cli, weights in the checkpoint's own type
     gguf          the same, converted by the script in llama.cpp's tree
 
-Every form is made from the first, so that all engines have the same numbers. Invariant: a form appears
+Every form is made from the first, so that all engines have the same numbers; with int8 weights each rounds
+the bf16 ones by its own rule. Invariant: a form appears
 under its name only whole (made beside it, then renamed).
 """
 
@@ -21,7 +22,8 @@ from pathlib import Path
 from environments import Environment, Unavailable, make_environment, peer_variables
 
 MODELS = ("smollm2-135m", "random-0.5b")
-GGUF_TYPES = {"fp32": "f32", "bf16": "bf16"}
+GGUF_TYPES = {"fp32": "f32", "bf16": "bf16", "int8": "q8_0"}
+OPENVINO_WEIGHTS = {"fp32": (), "bf16": (), "int8": ("--weight-format", "int8")}
 HERE = Path(__file__).resolve().parent
 
 
@@ -29,13 +31,13 @@ def make_checkpoint(
     form: str, model: str, dtype: str, cache: Path, deadline: float, say: Callable[[str], None]
 ) -> Path | Unavailable:
     """The path that an engine is given, made now unless it is there."""
-    name = f"{_short(model)}-{dtype}"
-    plain = _made(cache / name, deadline, say, lambda target: _export(model, dtype, target))
+    name, wide = f"{_short(model)}-{dtype}", "bf16" if dtype == "int8" else dtype
+    plain = _made(cache / f"{_short(model)}-{wide}", deadline, say, lambda target: _export(model, wide, target))
     if form == "safetensors" or isinstance(plain, Unavailable):
         return plain
     if form == "openvino":
         target = cache / f"{name}-openvino"
-        return _made(target, deadline, say, lambda target: _openvino(plain, target, cache.parent, deadline, say))
+        return _made(target, deadline, say, lambda target: _openvino(plain, dtype, target, cache.parent, deadline, say))
     target = cache / f"{name}.gguf"
     return _made(
         target, deadline, say, lambda target: _gguf(plain, GGUF_TYPES[dtype], target, cache.parent, deadline, say)
@@ -83,14 +85,14 @@ def _export(model: str, dtype: str, target: Path) -> list[str]:
 
 
 def _openvino(
-    plain: Path, target: Path, cache: Path, deadline: float, say: Callable[[str], None]
+    plain: Path, dtype: str, target: Path, cache: Path, deadline: float, say: Callable[[str], None]
 ) -> list[str] | Unavailable:
     made = make_environment("openvino-export", cache, deadline - time.monotonic(), say)
     if isinstance(made, Unavailable):
         return made
     program = str(made.folder / "bin" / "optimum-cli")
     words = [program, "export", "openvino", "--model", str(plain), "--task", "text-generation-with-past"]
-    return [str(made.python), *words, str(target)]
+    return [str(made.python), *words, *OPENVINO_WEIGHTS[dtype], str(target)]
 
 
 def _gguf(

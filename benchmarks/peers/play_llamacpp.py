@@ -18,7 +18,7 @@ from typing import Any
 
 from protocol import Job, Played, Setup, flag
 
-CACHE_TYPES = {"fp32": "f32", "bf16": "bf16", "q8_0": "f16"}
+CACHE_TYPES = {"fp32": "f32", "bf16": "bf16", "int8": "f16"}
 READY_TIMEOUT_S = 120.0
 ROUND = 256
 """Positions of a slot are rounded up to this by the server."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from protocol import Job, Played, Setup, flag
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "bfloat16"}
+INT8 = ("quantization", "int8")
 BLOCK_TOKENS = 16
 """`Config`'s default."""
 
@@ -32,6 +33,10 @@ class Player:
             "max_num_batched_tokens": setup.batched_tokens,
             "device": "cpu",
         }
+        if setup.dtype == "int8":
+            if INT8[0] not in known:
+                raise SystemExit("this version has no weights in int8")
+            asked[INT8[0]] = INT8[1]
         if "threads" in known:
             asked["threads"] = setup.threads
         else:

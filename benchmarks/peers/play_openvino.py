@@ -13,7 +13,8 @@ import openvino
 import openvino_genai as genai
 from protocol import Job, Played, Setup, flag
 
-PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+PRECISIONS = {"fp32": ("f32", "f32"), "bf16": ("bf16", "bf16"), "int8": ("f32", "u8")}
+"""Of arithmetic and of the KV cache; with int8 weights OpenVINO's own defaults."""
 GIB = 2**30
 
 
@@ -27,10 +28,11 @@ class Player:
         scheduler.cache_size = -(-setup.kv_bytes // GIB)
         scheduler.enable_prefix_caching = flag(setup.options, "reuse")
         scheduler.dynamic_split_fuse = True
+        precision, kept = PRECISIONS[setup.dtype]
         properties: dict[str, Any] = {
             "INFERENCE_NUM_THREADS": setup.threads,
-            "INFERENCE_PRECISION_HINT": PRECISIONS[setup.dtype],
-            "KV_CACHE_PRECISION": PRECISIONS[setup.dtype],
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": kept,
             "NUM_STREAMS": 1,
         }
         self._pipeline = genai.ContinuousBatchingPipeline(setup.checkpoint, scheduler, "CPU", properties)

@@ -30,7 +30,7 @@ class Setup:
 
     checkpoint: str
     dtype: str
-    """fp32 or bf16: of weights, activations and KV cache."""
+    """fp32 or bf16: of weights, activations and KV cache; int8: of weights alone."""
     threads: int
     sequences: int
     longest: int

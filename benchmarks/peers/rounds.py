@@ -66,6 +66,8 @@ def prepared(
 
 
 def _prepared(choice: Choice, model: str, dtype: str, cache: Path, deadline: float) -> Ready | Unavailable:
+    if dtype not in choice.engine.dtypes:
+        return Unavailable(f"is not compared with weights in {dtype}")
     environment: Environment | None = None
     if choice.engine.environment:
         found = make_environment(choice.engine.environment, cache, max(0.0, deadline - time.monotonic()), say)
@@ -211,7 +213,7 @@ def kv_bytes_per_token(checkpoint: Path, dtype: str) -> int:
     if not checkpoint.is_dir():
         return 0
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    return geometry_from_config(config, dtype_named(dtype)).bytes_per_token
+    return geometry_from_config(config, dtype_named("bf16" if dtype == "int8" else dtype)).bytes_per_token
 
 
 def say(text: str) -> None:

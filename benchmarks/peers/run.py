@@ -27,14 +27,13 @@ sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from comparison import Asked, rows, table
-from engines import DEFAULT, ENGINES, chosen
+from engines import DEFAULT, DTYPES, ENGINES, chosen
 from machine_facts import described, machine_facts
 from model_forms import MODELS
 from rounds import Bounds, Rounds, prepared
 from workloads import NAMES, SEED, Workload, drawn_workloads, find_file, read_workloads
 
 HERE = Path(__file__).resolve().parent
-DTYPES = ("fp32", "bf16")
 SMALLEST_VOCABULARY = 49152
 
 
@@ -70,7 +69,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--model", default=MODELS[0], help=f"{' or '.join(MODELS)}, or a directory of safetensors (default {MODELS[0]})"
     )
-    add("--dtype", default="fp32", help=f"by commas, out of {', '.join(DTYPES)}: of weights, activations and KV cache")
+    add(
+        "--dtype",
+        default="fp32",
+        help=f"by commas, out of {', '.join(DTYPES)}: of weights, activations and KV cache; int8: weights",
+    )
     add("--workloads", default="W1,W2", help="by commas (default W1,W2)")
     add("--engines", default=DEFAULT, help=f"by commas, out of {', '.join(ENGINES)}, with options as name:option=value")
     add("--repeat", type=int, default=1, help="rounds (default 1)")
