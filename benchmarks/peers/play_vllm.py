@@ -27,6 +27,8 @@ class Player:
             "VLLM_CACHE_ROOT": setup.tools["cache"],
         }
         os.environ.update(variables)
+        # it binds its own threads, and warns that it serves more slowly where this is set
+        os.environ.pop("OMP_NUM_THREADS", None)
         import torch
         import vllm
 
