@@ -24,10 +24,13 @@ from octavo.models.bridge import PagedCache
 from octavo.models.fused_layer import FusedLayer, Packed, Wiring, candidates, pack, take_over
 from octavo.models.fused_parts import LayerParts, NotRecognised, read_layer
 from octavo.models.fused_run import FusedRun, LayerPrograms
+from octavo.models.fused_stack import Stack, difference, read_stack
 from octavo.models.fused_watch import LayerSeen, Watched, watch
 
 FUSED = "octavo_fused"
 """The attribute of a model under which its fused layers are kept."""
+MOST_TRIED = 16384
+"""Positions up to which the tables of the whole are made only to try it."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of what a layer adds to its rows, the share that may differ; rounding gives about a tenth of it."""
 
@@ -43,11 +46,17 @@ class Fusion:
     """Why a layer was left alone."""
     why: str | None = None
     """Why none was tried, where that is so."""
+    stack: Stack | None = None
+    """What surrounds the layers, where that is recognised too."""
+    outside: str | None = None
+    """Why it is not."""
 
     def __str__(self) -> str:
         if self.why is not None:
             return f"layers run as in Transformers: {self.why}"
         told = f"{len(self.layers)} of {self.count} layers run as native programs, checked against Transformers' own"
+        if self.outside is not None:
+            told += f"; what surrounds them runs as in Transformers: {self.outside}"
         by_reason: dict[str, list[int]] = {}
         for layer, reason in self.reasons.items():
             by_reason.setdefault(reason, []).append(layer)
@@ -88,11 +97,45 @@ def fuse(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) -
         seen.module.forward = _forward(number)
     if fusion.layers:
         setattr(model, FUSED, fusion)
+    if len(fusion.layers) == fusion.count:
+        try:
+            fusion.stack = _stack(model, fusion.layers, watched, backend, tables)
+        except NotRecognised as why:
+            fusion.outside = str(why)
     return fusion
+
+
+def _stack(
+    model: PreTrainedModel,
+    layers: dict[int, FusedLayer],
+    watched: Watched,
+    backend: NativeAttention,
+    tables: _Tables,
+) -> Stack:
+    """What surrounds the layers, checked with them against the logits that the model gave."""
+    stack = read_stack(model, watched, tables.cosines())
+    programs = LayerPrograms(layers, backend, watched.pages, {layer.kv_layer: 0 for layer in layers.values()}, stack)
+    found, right = [], []
+    with torch.inference_mode():
+        for number, step in enumerate(watched.steps):
+            positions = watched.positions[number]
+            if number and int(positions.max()) > MOST_TRIED:
+                continue
+            keep = torch.arange(positions.shape[1]).flip(0)
+            given = watched.token_ids[number]
+            found.append(programs.logits(given, positions, keep, (step,)).clone())
+            right.append(watched.logits[number][keep])
+    apart = difference(found, right)
+    if not apart <= _TOLERANCE[layers[0].dtype]:
+        raise NotRecognised(f"its logits differ by {apart:.1g}")
+    return stack
 
 
 class _Tables:
     """Which layers are given the same cosines and sines."""
+
+    def cosines(self) -> dict[int, torch.Tensor]:
+        return dict(enumerate(self._seen))
 
     def __init__(self, watched: Watched) -> None:
         self._seen: list[torch.Tensor] = []
@@ -190,4 +233,4 @@ def programs_of(
         return None
     if not isinstance(backend, NativeAttention):
         raise ModelError("model", type(model).__name__, f"its layers were fused for native kernels, not {backend.name}")
-    return LayerPrograms(fusion.layers, backend, pages, group_of)
+    return LayerPrograms(fusion.layers, backend, pages, group_of, fusion.stack)

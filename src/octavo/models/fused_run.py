@@ -12,10 +12,15 @@ from typing import Any
 
 import torch
 
+from octavo.errors import ModelError
 from octavo.kernels.cpu import NativeAttention, load_native
 from octavo.kernels.interface import AttentionRule, AttentionStep, Pages
-from octavo.kernels.layer import NUMBERS, NormWeights
+from octavo.kernels.layer import NUMBERS, NormWeights, Program
 from octavo.models.fused_layer import FusedLayer
+from octavo.models.fused_stack import Stack
+
+_NONE = torch.zeros(1, dtype=torch.int64)
+"""Stands for the addresses of no rows."""
 
 
 class LayerPrograms:
@@ -27,9 +32,13 @@ class LayerPrograms:
         backend: NativeAttention,
         pages: Mapping[int, Pages],
         group_of: Mapping[int, int],
+        whole: Stack | None = None,
     ) -> None:
         native: Any = load_native()
         self.layers = dict(layers)
+        self.whole = whole
+        """What surrounds the layers, if that runs here too."""
+        self._logits = torch.empty(0)
         self.native = native
         self.kernels = native.Layers(backend.instruction_set)
         self.stack = native.LayerStack(backend.instruction_set)
@@ -37,7 +46,8 @@ class LayerPrograms:
         self._backend = backend
         self._kinds: dict[tuple[int, int | None, int | None, int, int], tuple[int, AttentionRule]] = {}
         self._groups: list[int] = []
-        self._programs = []
+        self._programs: list[Program] = []
+        self._segments = _segments(list(self.layers.values()))
         first = next(iter(self.layers.values()))
         self.hidden, self.dtype = first.packed.output.out_features, first.dtype
         self.threads = backend.threads
@@ -65,6 +75,31 @@ class LayerPrograms:
             told.write(steps[group].write_blocks.data_ptr(), steps[group].write_offsets.data_ptr())
         return FusedRun(self, told, *self._held(rows), steps)
 
+    def logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, steps: tuple[AttentionStep, ...]
+    ) -> torch.Tensor:
+        """One packed row [1, tokens] -> logits [len(keep), vocabulary], which hold until the next call."""
+        whole = self.whole
+        if whole is None:
+            raise ModelError("model", "layers", "what surrounds them is not fused; run the model's own forward")
+        run = self.begin(steps, token_ids.shape[1])
+        run.turn_all(whole, positions)
+        rows = run.through(whole.embed(token_ids), keep)
+        normed = torch.empty_like(rows)
+        number = NUMBERS[rows.dtype]
+        self.kernels.residual(
+            number, self.hidden, rows.data_ptr(), 0, 0, None, 1.0, 0, whole.norm.native, normed.data_ptr(), len(rows),
+            self.threads,
+        )  # fmt: skip
+        vocabulary = whole.model.get_output_embeddings().out_features
+        if len(self._logits) < len(rows):
+            self._logits = torch.empty((len(rows), vocabulary))
+        return whole.head(normed, self._logits[: len(rows)])
+
+    def segments(self) -> list[tuple[int, int]]:
+        """Runs of layers that need nothing of Python between them, first and behind the last."""
+        return self._segments
+
     def _held(self, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rows [1, rows, hidden] that every layer works on, and those that are handed to modules."""
         held = self._rows.get(rows)
@@ -76,6 +111,16 @@ class LayerPrograms:
             held = (x, torch.empty_like(x) if hands_on else None)
             self._rows[rows] = held
         return held
+
+
+def _segments(layers: list[FusedLayer]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for number, layer in enumerate(layers):
+        if found and layer.module is None and layers[number - 1].module is None:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found
 
 
 class FusedRun:
@@ -118,6 +163,34 @@ class FusedRun:
             made = made[0] if isinstance(made, tuple) else made
             self._add(out, made.contiguous(), layer.last_norm, layer.parts.multiplier)
         return out
+
+    def turn_all(self, whole: Stack, positions: torch.Tensor) -> None:
+        """Every layer's tables, by position."""
+        upto = int(positions.max()) + 1 if positions.numel() else 1
+        for number, table in whole.tables.items():
+            cos, sin = table.upto(upto)
+            self._tables[number] = (cos, sin)
+            at = (cos.data_ptr(), sin.data_ptr(), cos.stride(0), positions.data_ptr(), len(cos), NUMBERS[cos.dtype])
+            self._told.table(number, *at)
+        self._positions = positions
+
+    def through(self, hidden: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        """All layers over rows [1, tokens, hidden] -> [len(keep), hidden], the rows in `keep` alone."""
+        programs, out = self._programs, self._rows
+        segments = programs.segments()
+        for first, last in segments:
+            if programs.layers[first].module is not None:
+                hidden = self.layer(first, hidden, None)
+                continue
+            kept = (0, 0)
+            if last == len(programs.layers):
+                kept = (keep.data_ptr() if len(keep) else _NONE.data_ptr(), len(keep))
+            hidden = hidden.contiguous()
+            programs.stack.run(first, last, self._told, hidden.data_ptr(), out.data_ptr(), 0, *kept)
+            hidden = out
+        if programs.layers[len(programs.layers) - 1].module is not None:
+            return hidden[0].index_select(0, keep)
+        return out[0, : len(keep)]
 
     def _turn_by(self, number: int, tables: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         if tables is None:

@@ -60,6 +60,28 @@ class LayerSeen:
         return pair if whole else None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RotaryCall:
+    """One call of a module that makes cosines and sines."""
+
+    module: nn.Module
+    given: tuple[Any, ...]
+    keywords: dict[str, Any]
+    made: tuple[torch.Tensor, torch.Tensor]
+
+    def again(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for other positions [1, n]."""
+
+        def asked(value: Any) -> Any:
+            whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
+            return positions if whole else value
+
+        keywords = {name: asked(value) for name, value in self.keywords.items()}
+        with torch.inference_mode():
+            cos, sin = self.module(*map(asked, self.given), **keywords)
+        return cos, sin
+
+
 @dataclass(slots=True, eq=False)
 class Watched:
     """The layers, the steps, and the pages in which step after step is stored."""
@@ -71,6 +93,8 @@ class Watched:
     logits: list[torch.Tensor]
     token_ids: list[torch.Tensor]
     positions: list[torch.Tensor]
+    rotary: list[RotaryCall]
+    """In step 0."""
 
 
 class _Recorder:
@@ -132,10 +156,10 @@ def watch(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) 
     seen = [LayerSeen(layer) for layer in layers or ()]
     recorder = _Recorder(backend)
     bridge = Bridge(model)
-    watched = Watched(seen, [_step(chunks) for chunks in _CHUNKS], {}, [], [], [])
+    watched = Watched(seen, [_step(chunks) for chunks in _CHUNKS], {}, [], [], [], [])
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     random = np.random.default_rng(11)
-    with torch.inference_mode(), _listening(seen, recorder), _rope_kept(model):
+    with torch.inference_mode(), _listening(seen, recorder), _rope_kept(model, watched.rotary):
         for number, step in enumerate(watched.steps):
             tokens = int(step.offsets[-1])
             ids = torch.from_numpy(random.integers(min(3, vocabulary - 1), vocabulary, size=(1, tokens)))
@@ -150,13 +174,21 @@ def watch(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) 
 
 
 @contextmanager
-def _rope_kept(model: PreTrainedModel) -> Iterator[None]:
-    """Rotary modules that change with the positions they see are as they were afterwards."""
+def _rope_kept(model: PreTrainedModel, calls: list[RotaryCall]) -> Iterator[None]:
+    """Rotary modules are listened to; those that change with the positions they see are as they were afterwards."""
+
+    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        if isinstance(made, tuple) and len(made) == 2:
+            calls.append(RotaryCall(module, args, kwargs, made))
+
     rotary = [module for module in model.modules() if hasattr(module, "rope_type")]
     kept = [(dict(module._buffers), getattr(module, "max_seq_len_cached", None)) for module in rotary]
+    handles = [module.register_forward_hook(called, with_kwargs=True) for module in rotary]
     try:
         yield
     finally:
+        for handle in handles:
+            handle.remove()
         for module, (buffers, longest) in zip(rotary, kept, strict=True):
             module._buffers.update(buffers)
             if longest is not None:

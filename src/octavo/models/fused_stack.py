@@ -1,0 +1,117 @@
+"""What surrounds the layers of a model, where all of them are fused: `Stack`, from token ids to logits.
+
+Owns the recognition of the embedding, the tables that turn heads, the last norm and the output head, and the check
+of the whole against what the model gave. Where it is recognised a step is one native call, and only the rows
+that need logits go through the second half of the last layer, the last norm and the head. Logits are float32.
+
+Invariant: tables are the model's own rotary modules' answers, one row a position, made when first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from octavo.kernels.layer import NormWeights
+from octavo.models.fused_parts import NotRecognised, read_norm
+from octavo.models.fused_watch import RotaryCall, Watched
+
+_LAST_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "final_norm")
+FIRST_POSITIONS = 2048
+"""Rows of a table when it is first made."""
+
+
+@dataclass(slots=True, eq=False)
+class Table:
+    """Cosines and sines [positions, entries] of one kind of layer."""
+
+    call: RotaryCall
+    cos: torch.Tensor | None = None
+    sin: torch.Tensor | None = None
+
+    def upto(self, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """At least so many rows."""
+        if self.cos is None or self.sin is None or len(self.cos) < positions:
+            held = 0 if self.cos is None else len(self.cos)
+            rows = torch.arange(max(positions, 2 * held, FIRST_POSITIONS))
+            self.cos, self.sin = (made[0].contiguous() for made in self.call.again(rows[None]))
+        return self.cos, self.sin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """See the module docstring."""
+
+    model: PreTrainedModel
+    tables: dict[int, Table]
+    """By the number that layers have for them."""
+    embedding_scale: float
+    norm: NormWeights
+    logit_scale: float
+    logit_cap: float
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.model.get_input_embeddings()(token_ids)
+        return rows if self.embedding_scale == 1.0 else rows * torch.tensor(self.embedding_scale, dtype=rows.dtype)
+
+    def head(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, vocabulary] in float32, in the memory of `out` where the head is packed."""
+        module: Any = self.model.get_output_embeddings()
+        packed = getattr(module, "packed", None)
+        if packed is None:
+            logits = module(rows).float()
+        else:
+            packed.into(rows, out)
+            logits = out
+        if self.logit_scale != 1.0:
+            logits.mul_(self.logit_scale)
+        return logits.div_(self.logit_cap).tanh_().mul_(self.logit_cap) if self.logit_cap else logits
+
+
+def read_stack(model: PreTrainedModel, watched: Watched, numbers: dict[int, torch.Tensor]) -> Stack:
+    """`numbers`: the cosines that layers were given in step 0, by the number of their tables."""
+    base: Any = model.base_model
+    holder = next((m for m in (base, getattr(base, "decoder", None)) if m is not None and _norm_of(m)), None)
+    module = None if holder is None else _norm_of(holder)
+    hidden = int(watched.layers[0].inputs[0].shape[-1])
+    norm = None if module is None else read_norm(module, hidden)
+    head = model.get_output_embeddings()
+    if norm is None or not isinstance(head, nn.Module):
+        raise NotRecognised("its last norm or its output head is of no known kind")
+    tables = {}
+    for number, cos in numbers.items():
+        call = next((call for call in watched.rotary if call.made[0] is cos), None)
+        if call is None:
+            raise NotRecognised("no rotary module made its tables")
+        tables[number] = Table(call)
+    with torch.inference_mode():
+        given = watched.layers[0].inputs[0][0]
+        rows = model.get_input_embeddings()(watched.token_ids[0])[0]
+        embedding_scale = 1.0 if torch.equal(rows, given) else _ratio(given, rows)
+        raw = head(module(watched.layers[-1].outputs[0][0])).float()
+    right = watched.logits[0].float()
+    cap = float(getattr(model.config.get_text_config(), "final_logit_softcapping", None) or 0.0)
+    scale = 1.0
+    if not cap and not torch.allclose(raw, right, rtol=1e-5, atol=1e-6):
+        scale = _ratio(right, raw)
+    return Stack(model, tables, embedding_scale, norm, scale, cap)
+
+
+def _norm_of(module: Any) -> nn.Module | None:
+    return next((found for name in _LAST_NORMS if isinstance(found := getattr(module, name, None), nn.Module)), None)
+
+
+def _ratio(right: torch.Tensor, given: torch.Tensor) -> float:
+    wide = given.double()
+    return float((right.double() * wide).sum() / wide.square().sum().clamp_min(1e-30))
+
+
+def difference(found: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> float:
+    """The largest difference of a logit, relative to the largest logit."""
+    pairs = zip(found, right, strict=True)
+    return max(float((a - b.float()).abs().max() / b.float().abs().max().clamp_min(1e-6)) for a, b in pairs)
