@@ -399,6 +399,9 @@ class KVCache:
                 self._draining.setdefault(plan, []).append((group, waits[last_plan[waits] == plan]))
             gone = gone[~busy]
         self._retire(group, gone, used=used)
+        if used and self.copied is not None and self.sharing is not None:
+            # A copy may be the last to let go, and has not read them for anybody.
+            self.sharing.shelf.use(group, slots[refs[slots] > 0])
 
     def _retire(self, group: int, slots: Int32, *, used: bool = True) -> None:
         """Nobody references these slots and no plan touches them: they are cached, or EMPTY."""

@@ -215,7 +215,7 @@ class Loading:
 
     def _off_host(self, load: _Load, one: Wanted) -> None:
         """No copy of this block is to come."""
-        self._host.unreference(one.group, one.host)
+        self._host.unreference(one.group, one.host, used=one.arrived)
         one.host = NO_SLOT
         load.left -= 1
 

@@ -99,6 +99,8 @@ class PrefixDirectory:
         self._nodes: dict[bytes, Node] = {}
         self._at: tuple[tuple[dict[int, Node], ...], ...] = tuple(tuple({} for _ in groups) for _ in slots)
         self._numbers = 0
+        self.uses = 0
+        """How often state was let go by somebody who had read it: the clock of `last_used`."""
 
     def __len__(self) -> int:
         return len(self._nodes)

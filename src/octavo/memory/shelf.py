@@ -42,20 +42,25 @@ class Shelf:
         """Begin to copy this cached block (group, slot), which is then referenced; False when that cannot be."""
         self.unsaved: dict[tuple[int, int], None] = {}
         """(group, slot) of cached blocks that should be copied first, the one used longest ago first."""
-        self._uses = 0
 
     # -- references ---------------------------------------------------------------------------
 
     def keep(self, group: int, slots: Int32, *, used: bool = True) -> None:
         """READY slots at nodes have lost their last reference: they are cached. `used`: by somebody who read them."""
         self.pool.count_cached(group, slots, +1)
-        self._uses += used
+        self.directory.uses += used
         for slot in slots.tolist():
             node = self.directory.node_of(group, slot, self.tier)
             if used:
-                node.last_used = self._uses
+                node.last_used = self.directory.uses
             self._mark_unsaved(node, group, slot)
             self._offer(node, group)
+
+    def use(self, group: int, slots: Int32) -> None:
+        """Somebody who has read these slots lets them go, and others still reference them."""
+        self.directory.uses += 1
+        for slot in slots[self.directory.keyed_in[self.tier][group][slots]].tolist():
+            self.directory.node_of(group, slot, self.tier).last_used = self.directory.uses
 
     def take_up(self, group: int, slots: Int32) -> None:
         """Slots at nodes gain a reference: cached ones are not evictable any more, draining ones stay."""

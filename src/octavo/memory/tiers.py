@@ -58,14 +58,17 @@ class HostTier:
         else:
             self.pool.slots[group].refs[slot] += 1
 
-    def unreference(self, group: int, slot: int) -> None:
-        """Somebody less does: with the last one it is cached where it can be found, else EMPTY."""
+    def unreference(self, group: int, slot: int, *, used: bool = False) -> None:
+        """Somebody less does: with the last one it is cached where it can be found, else EMPTY.
+
+        `used`: it has been read for a sequence, so that it is among the last to be evicted.
+        """
         columns, slots = self.pool.slots[group], np.array([slot], dtype=np.int32)
         columns.refs[slot] -= 1
         if columns.refs[slot]:
             return
         if self.shelf is not None and self.shelf.directory.keyed_in[HOST_TIER][group][slot]:
-            self.shelf.keep(group, slots, used=False)
+            self.shelf.keep(group, slots, used=used)
         else:
             self.pool.give(group, slots)
 
