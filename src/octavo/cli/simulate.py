@@ -1,12 +1,13 @@
 """`octavo simulate`: what a deployment would do with a workload, in virtual time, by octavo's own scheduler.
 
-Owns the ways in (a trace, a synthetic workload, a named story) and out (text, JSON). All figures come from
-`octavo.simulate`; no torch is imported and no weight is read.
+Owns the flags and the ways out (text, JSON, an HTML page, a Chrome trace); workloads are `simulate_workload`'s. All
+figures come from `octavo.simulate`; no torch is imported and no weight is read.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from octavo.cli.writing import write_line
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from octavo.simulate.drive import Source
+    from octavo.simulate.deploy import Lower
     from octavo.simulate.run import Simulated
 
 DEVICE, WORK, POLICY, OUT = "Device and model", "Workload", "Policies", "Output"
@@ -47,9 +48,13 @@ Foreign = Annotated[
     bool,
     typer.Option("--foreign-calibration", help="of another model or machine all the same", rich_help_panel=DEVICE),
 ]
+HostBytes = Annotated[str | None, _text("a host tier of so much, of one device", DEVICE, metavar="<bytes>")]
+DiskBytes = Annotated[str | None, _text("a disk tier below it", DEVICE, metavar="<bytes>")]
 TraceFile = Annotated[
-    str | None, _text("a trace: octavo's JSON lines, Azure, Mooncake, BurstGPT", WORK, metavar="<file>")
+    str | None, _text("a trace: octavo's JSON lines, Azure, Mooncake, BurstGPT, ServeGen pools", WORK, metavar="<file>")
 ]
+From = Annotated[float, typer.Option("--from", help="ServeGen: seconds of the pool's day", rich_help_panel=WORK)]
+For = Annotated[float, typer.Option("--for", help="ServeGen: so many seconds from then on", rich_help_panel=WORK)]
 OnBad = Annotated[str, typer.Option(help="a line of the trace that is wrong: refuse or skip", rich_help_panel=WORK)]
 Sort = Annotated[bool, typer.Option(help="put arrivals in order", rich_help_panel=WORK)]
 Speed = Annotated[float, typer.Option(help="send so many times as fast as the trace says", rich_help_panel=WORK)]
@@ -68,11 +73,16 @@ Users = Annotated[int | None, typer.Option(help="closed loop: so many users, one
 Think = Annotated[float, typer.Option(help="seconds before a user, or a session, goes on", rich_help_panel=WORK)]
 Turns = Annotated[str | None, _text("turns of a session, as --input-tokens", WORK, metavar="<lengths>")]
 Prefix = Annotated[int, typer.Option(help="tokens that all prompts begin with", rich_help_panel=WORK)]
+Tree = Annotated[
+    str | None, _text("prompts begin with a path of a tree: depth,fan,tokens of a level", WORK, metavar="<d,f,t>")
+]
 Seed = Annotated[int, typer.Option(help="of all that is drawn", rich_help_panel=WORK)]
 Allocation = Annotated[str, typer.Option(help="paged, contiguous-max, -pow2, -oracle", rich_help_panel=POLICY)]
 Batching = Annotated[str, typer.Option(help="iteration or request", rich_help_panel=POLICY)]
 Admission = Annotated[str, typer.Option(help="max_utilization or guaranteed_no_evict", rich_help_panel=POLICY)]
 Reuse = Annotated[str, typer.Option(help="none or prefix", rich_help_panel=POLICY)]
+Preemption = Annotated[str, typer.Option(help="recompute; offload or auto, with --host-bytes", rich_help_panel=POLICY)]
+Placement = Annotated[str, typer.Option(help="drop, write_back, write_through, break_even", rich_help_panel=POLICY)]
 Eviction = Annotated[str, typer.Option(help="lru or cheapest_to_rebuild", rich_help_panel=POLICY)]
 Depth = Annotated[int, typer.Option("--pipeline-depth", help="steps in flight: 0 or 1", rich_help_panel=POLICY)]
 SloTtft = Annotated[float | None, typer.Option("--slo-ttft", help="seconds to the first token", rich_help_panel=OUT)]
@@ -83,6 +93,10 @@ Intervals = Annotated[
 ]
 Singly = Annotated[
     bool, typer.Option("--single-steps", help="take no steps at once; the same, slower", rich_help_panel=OUT)
+]
+Html = Annotated[str | None, _text("also write a page with plots, in one file", OUT, metavar="<file>")]
+Chrome = Annotated[
+    str | None, _text("also write a trace for chrome://tracing or Perfetto", OUT, "--chrome-trace", metavar="<file>")
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object", rich_help_panel=OUT)]
 
@@ -108,7 +122,11 @@ def simulate(  # noqa: PLR0913 - one for each flag
     heads: Heads = None,
     cost: Cost = "roofline",
     foreign_calibration: Foreign = False,
+    host_bytes: HostBytes = None,
+    disk_bytes: DiskBytes = None,
     trace: TraceFile = None,
+    from_s: From = 0.0,
+    for_s: For = 600.0,
     on_bad: OnBad = "refuse",
     sort: Sort = False,
     speed: Speed = 1.0,
@@ -125,11 +143,14 @@ def simulate(  # noqa: PLR0913 - one for each flag
     think: Think = 0.0,
     turns: Turns = None,
     shared_prefix: Prefix = 0,
+    prefix_tree: Tree = None,
     seed: Seed = 0,
     allocation: Allocation = "paged",
     batching: Batching = "iteration",
     admission: Admission = "max_utilization",
+    preemption: Preemption = "recompute",
     reuse: Reuse = "none",
+    placement: Placement = "write_back",
     eviction: Eviction = "lru",
     pipeline_depth: Depth = 0,
     slo_ttft: SloTtft = None,
@@ -137,6 +158,8 @@ def simulate(  # noqa: PLR0913 - one for each flag
     slo_e2e: SloE2e = None,
     intervals: Intervals = True,
     single_steps: Singly = False,
+    html: Html = None,
+    chrome_trace: Chrome = None,
     as_json: Json = False,
 ) -> None:
     """Predict what a deployment would do with a workload, on hardware that need not be there.
@@ -156,6 +179,8 @@ _PLANNED = ("device", "tp", "context", "block_size", "max_num_seqs", "max_num_ba
 
 def _run(given: dict[str, Any]) -> None:
     from octavo.cli.calibrate_read import costed_replica
+    from octavo.cli.simulate_workload import workload
+    from octavo.observe.chrome_trace import ChromeTrace
     from octavo.planner.asked import Asked as Planned
     from octavo.policy.bundle import Policies
     from octavo.simulate.measure import Objectives
@@ -163,21 +188,52 @@ def _run(given: dict[str, Any]) -> None:
 
     planned = Planned.of(**{name: given[name] for name in _PLANNED})
     replica, said = costed_replica(given["cost"], given["model"], planned, foreign=given["foreign_calibration"])
-    names = {name: given[name] for name in ("allocation", "batching", "admission", "reuse")}
-    source, notes = _workload(given)
+    names = {name: given[name] for name in ("allocation", "batching", "admission", "preemption", "reuse")}
+    source, notes = workload(given)
+    trace = None if given["chrome_trace"] is None else ChromeTrace()
     asked = Asked(
         source=source,
         policies=lambda: Policies.named(**names),
         objectives=Objectives(given["slo_ttft"], given["slo_tpot"], given["slo_e2e"]),
         eviction=given["eviction"],
+        lower=_lower(given),
         depth=given["pipeline_depth"],
         leap=not given["single_steps"],
         intervals=given["intervals"],
+        watchers=() if trace is None else (trace,),
     )
     pool = f"{replica.slabs:,} blocks, {replica.kv_tokens:,} tokens of KV cache"
     most = f"{replica.max_num_seqs} sequences and {replica.max_num_batched_tokens:,} tokens a step at most"
     head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *said, *notes]
-    _print(simulate(replica, asked), head, as_json=given["as_json"])
+    done = simulate(replica, asked)
+    if trace is not None:
+        _write_file("chrome_trace", given["chrome_trace"], trace.json())
+    if given["html"] is not None:
+        from octavo.simulate.page import page
+
+        _write_file("html", given["html"], page(head, done.figures, done.measured, done.intervals))
+    _print(done, head, as_json=given["as_json"])
+
+
+def _write_file(option: str, file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(option, file, f"cannot be written ({error.strerror or error})") from None
+
+
+def _lower(given: dict[str, Any]) -> Lower | None:
+    from octavo.config import parse_bytes
+    from octavo.simulate.deploy import Lower
+
+    if given["host_bytes"] is None:
+        for name in ("disk_bytes", "preemption"):
+            if given[name] not in (None, "recompute"):
+                raise ConfigError(name, given[name], "needs a host tier; give --host-bytes")
+        return None
+    disk = 0 if given["disk_bytes"] is None else parse_bytes("disk_bytes", given["disk_bytes"])
+    host = parse_bytes("host_bytes", given["host_bytes"])
+    return Lower(host_bytes=host, disk_bytes=disk, placement=given["placement"])
 
 
 def _tell(story: str, *, as_json: bool) -> None:
@@ -187,70 +243,6 @@ def _tell(story: str, *, as_json: bool) -> None:
         raise ConfigError("story", story, f"there is no such story; use {' or '.join(STORIES)}")
     told = STORIES[story]()
     write_line(json.dumps({"story": story, "lines": told}) if as_json else "\n".join(told))
-
-
-def _workload(given: dict[str, Any]) -> tuple[Any, list[str]]:
-    """A maker of sources, and what is to be said of the workload."""
-    from octavo.simulate.sources import ClosedLoop, OpenLoop
-
-    if given["users"] is not None and given["turns"] is not None:
-        raise ConfigError("users", given["users"], "send one request after the other; --turns makes sessions: give one")
-    if given["trace"] is not None:
-        requests, notes = _from_trace(given)
-    else:
-        requests, notes = _synthetic(given)
-
-    def source() -> Source:
-        if given["users"] is not None:
-            return ClosedLoop(requests, given["users"], think_s=given["think"])
-        return OpenLoop(requests, speed=given["speed"])
-
-    source()  # what is wrong with it is wrong before anything runs
-    return source, notes
-
-
-def _from_trace(given: dict[str, Any]) -> tuple[Any, list[str]]:
-    from octavo.simulate.formats import read_trace
-
-    read = read_trace(given["trace"], on_bad=given["on_bad"], sort=given["sort"], limit=given["requests"])
-    notes = [f"workload: {len(read.requests):,} requests of {read.source} ({read.format})"]
-    if not read.has_arrivals:
-        notes.append("the trace has no arrivals: all requests come at once; --users makes a closed loop of them")
-    if read.skipped_lines:
-        notes.append(f"skipped {read.skipped_lines:,} lines: {'; '.join(read.skipped)}")
-    return read.requests, notes
-
-
-def _synthetic(given: dict[str, Any]) -> tuple[Any, list[str]]:
-    from octavo.simulate.lengths import NAMED, lengths_named
-    from octavo.simulate.synthetic import Arrivals, PrefixTree, Synthetic
-
-    name = given["lengths"]
-    if name is not None and name not in NAMED:
-        raise ConfigError("lengths", name, f"use {' or '.join(NAMED)}, or --input-tokens and --output-tokens")
-    inputs, outputs = (
-        NAMED[name]
-        if name is not None
-        else (
-            lengths_named("input_tokens", given["input_tokens"]),
-            lengths_named("output_tokens", given["output_tokens"]),
-        )
-    )
-    prefix = given["shared_prefix"]
-    if prefix < 0:
-        raise ConfigError("shared_prefix", prefix, "must be at least 0 tokens")
-    made = Synthetic(
-        requests=1000 if given["requests"] is None else given["requests"],
-        arrivals=Arrivals(rate=given["rate"], variation=given["variation"], on_s=given["on_s"], off_s=given["off_s"]),
-        input_tokens=inputs,
-        output_tokens=outputs,
-        max_tokens=given["max_tokens"],
-        prefixes=PrefixTree(block_tokens=prefix) if prefix else None,
-        turns=None if given["turns"] is None else lengths_named("turns", given["turns"]),
-        think_s=given["think"],
-        seed=given["seed"],
-    ).draw()
-    return made, [f"workload: {len(made):,} synthetic requests, seed {given['seed']}"]
 
 
 def _print(done: Simulated, head: list[str], *, as_json: bool) -> None:

@@ -1,0 +1,147 @@
+"""The workload of `octavo simulate`: a trace, a ServeGen pool, or one that is made; as an open or a closed loop.
+
+Owns reading files and the words of these options. What they mean is `octavo.simulate`'s.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from octavo.errors import ConfigError
+from octavo.simulate.drive import Source
+from octavo.simulate.formats import read_trace
+from octavo.simulate.lengths import NAMED, lengths_named
+from octavo.simulate.sources import ClosedLoop, OpenLoop
+from octavo.simulate.synthetic import Arrivals, PrefixTree, Synthetic
+from octavo.simulate.trace import TraceRequest
+
+_POOLS = (".tar", ".tar.zst", ".tar.gz", ".tgz")
+_MOST_FILE = 2**28
+
+
+def workload(given: dict[str, Any]) -> tuple[Callable[[], Source], list[str]]:
+    """A maker of sources, and what is to be said of the workload."""
+    if given["users"] is not None and given["turns"] is not None:
+        raise ConfigError("users", given["users"], "send one request after the other; --turns makes sessions: give one")
+    if given["trace"] is not None:
+        requests, notes = _from_trace(given)
+    else:
+        requests, notes = _synthetic(given)
+
+    def source() -> Source:
+        if given["users"] is not None:
+            return ClosedLoop(requests, given["users"], think_s=given["think"])
+        return OpenLoop(requests, speed=given["speed"])
+
+    source()  # what is wrong with it is wrong before anything runs
+    return source, notes
+
+
+def _from_trace(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]]:
+    if given["trace"].endswith(_POOLS) or Path(given["trace"]).is_dir():
+        return _from_pool(given)
+    read = read_trace(given["trace"], on_bad=given["on_bad"], sort=given["sort"], limit=given["requests"])
+    notes = [f"workload: {len(read.requests):,} requests of {read.source} ({read.format})"]
+    if not read.has_arrivals:
+        notes.append("the trace has no arrivals: all requests come at once; --users makes a closed loop of them")
+    if read.skipped_lines:
+        notes.append(f"skipped {read.skipped_lines:,} lines: {'; '.join(read.skipped)}")
+    return read.requests, notes
+
+
+def _synthetic(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]]:
+    name = given["lengths"]
+    if name is not None and name not in NAMED:
+        raise ConfigError("lengths", name, f"use {' or '.join(NAMED)}, or --input-tokens and --output-tokens")
+    inputs, outputs = (
+        NAMED[name]
+        if name is not None
+        else (
+            lengths_named("input_tokens", given["input_tokens"]),
+            lengths_named("output_tokens", given["output_tokens"]),
+        )
+    )
+    made = Synthetic(
+        requests=1000 if given["requests"] is None else given["requests"],
+        arrivals=Arrivals(rate=given["rate"], variation=given["variation"], on_s=given["on_s"], off_s=given["off_s"]),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        max_tokens=given["max_tokens"],
+        prefixes=_prefixes(given),
+        turns=None if given["turns"] is None else lengths_named("turns", given["turns"]),
+        think_s=given["think"],
+        seed=given["seed"],
+    ).draw()
+    return made, [f"workload: {len(made):,} synthetic requests, seed {given['seed']}"]
+
+
+def _prefixes(given: dict[str, Any]) -> PrefixTree | None:
+    prefix, tree = given["shared_prefix"], given["prefix_tree"]
+    if prefix < 0:
+        raise ConfigError("shared_prefix", prefix, "must be at least 0 tokens")
+    if tree is None:
+        return PrefixTree(block_tokens=prefix) if prefix else None
+    parts = tree.split(",")
+    if prefix or len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
+        raise ConfigError("prefix_tree", tree, "is depth,fan,tokens of a level, and takes the place of --shared-prefix")
+    depth, fan, tokens = (int(part) for part in parts)
+    return PrefixTree(block_tokens=tokens, depth=depth, fan=fan)
+
+
+def _from_pool(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]]:
+    from octavo.simulate.servegen import clients_of, draw
+
+    path = Path(given["trace"])
+    clients = clients_of(dict(_pool_files(path)), path.name)
+    made = draw(
+        clients, begin_s=given["from_s"], length_s=given["for_s"], limit=given["requests"], seed=given["seed"]
+    )  # fmt: skip
+    span = f"seconds {given['from_s']:g} to {given['from_s'] + given['for_s']:g}"
+    return made, [f"workload: {len(made):,} requests of {len(clients)} clients of {path.name}, {span}"]
+
+
+def _pool_files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the files of a pool: a folder or an archive."""
+    try:
+        if path.is_dir():
+            for one in sorted(path.rglob("chunk-*")):
+                yield one.name, one.read_bytes()
+            return
+        with _plain(path) as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isfile() and member.size <= _MOST_FILE else None
+                if content is not None:
+                    yield member.name, content.read()
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise ConfigError("trace", str(path), f"cannot be read ({error})") from None
+
+
+@contextmanager
+def _plain(path: Path) -> Iterator[IO[bytes]]:
+    """The archive, zstd undone."""
+    with path.open("rb") as packed:
+        if path.suffix != ".zst":
+            yield packed
+            return
+        try:
+            with _zstd(packed) as stream:
+                yield stream
+        except ImportError:
+            raise ConfigError(
+                "trace", str(path), "is packed with zstd: pip install zstandard, or unpack it and name the folder"
+            ) from None
+
+
+def _zstd(packed: IO[bytes]) -> Any:
+    """A reader of it: Python's own from 3.14 on, else the `zstandard` package."""
+    try:
+        own: Any = import_module("compression.zstd")
+        return own.ZstdFile(packed)
+    except ImportError:
+        package: Any = import_module("zstandard")
+        return package.ZstdDecompressor().stream_reader(packed)
