@@ -20,7 +20,7 @@ from octavo.memory.transfers import LANES, SIDES, Ended, Mover, Order, TimedOut
 from octavo.policy.bundle import Policies
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore
-from octavo.scheduling.events import Arrived, Transferred
+from octavo.scheduling.events import Admitted, Arrived, Transferred
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
@@ -346,12 +346,12 @@ class Kept:
         pass
 
 
-def simulated(links: Links, faults: SeededFaults | None = None, **below: Any) -> tuple[Turns, Kept]:
+def simulated(links: Links, faults: SeededFaults | None = None, slabs: int = 12, **below: Any) -> tuple[Turns, Kept]:
     """Eight turns of four conversations whose blocks do not fit the device together."""
     layout = one_group()
     policies = Policies.named(reuse="prefix", preemption="offload")
     tiers = Below(**{"host_slabs": 40, **below})
-    cache, tiering = tiered_cache(layout, 12, 4, tiers, keys=KeySpace("toy", layout.groups[0].block_tokens))
+    cache, tiering = tiered_cache(layout, slabs, 4, tiers, keys=KeySpace("toy", layout.groups[0].block_tokens))
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=4096, vocab_size=1000, max_waiting=None)
     mover = SimMover([layout.groups[0].block_bytes], links, faults=faults)
     scheduler = Scheduler(cache, limits, policies, tiering)
@@ -386,3 +386,12 @@ def test_copies_after_which_nothing_can_ever_be_computed_are_a_fault(monkeypatch
     monkeypatch.setattr(drive, "_MOST_WAITS", 0)
     with pytest.raises(InvariantViolation, match="1 steps plan nothing although there is work"):
         simulated(Links({"promote": TransferLaw(1e9, 5.0)}))
+
+
+def test_who_arrives_while_others_wait_for_copies_is_planned_at_once() -> None:
+    _, kept = simulated(Links({"promote": TransferLaw(1e9, 2.5)}), slabs=20)
+    waits = [(event.now - event.waited_s, event.now) for event in kept.events if isinstance(event, Arrived)]
+    admitted = [event.now for event in kept.events if isinstance(event, Admitted)]
+    meanwhile = [now for now in admitted if any(began < now < ended for began, ended in waits)]
+    assert meanwhile
+    assert meanwhile[0] == round(meanwhile[0])  # they arrive at whole seconds
