@@ -53,6 +53,8 @@ class Node:
     """By tier, then group: how many of its children are kept there."""
     coming: int = 0
     """Copies to the device that are under way, of any group."""
+    pins: int = 0
+    """How many pins keep it."""
     held: int = 0
     """Live sequences whose last keyed block this is."""
     last_used: int = 0

@@ -8,7 +8,7 @@ Owns the eviction policy's offers and, where blocks are saved to a lower tier be
 saved yet. Slots and references are the pool's, places the directory's.
 
 Invariant: a block is offered if and only if it is cached and, where blocks are of use only together with those
-before them, no block after it is kept in this tier.
+before them, no block after it is kept in this tier. Pinned ones are offered when no others are.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class Shelf:
         """Begin to copy this cached block (group, slot), which is then referenced; False when that cannot be."""
         self.unsaved: dict[tuple[int, int], None] = {}
         """(group, slot) of cached blocks that should be copied first, the one used longest ago first."""
+        self.withheld: dict[tuple[int, int], None] = {}
+        """(group, slot) of pinned blocks that may go when no other may, the one kept longest first."""
+        self.broken_pins = 0
+        """Pinned blocks given up all the same."""
 
     # -- references ---------------------------------------------------------------------------
 
@@ -73,7 +77,7 @@ class Shelf:
         columns.refs[slots] += 1
         for slot in idle.tolist():
             self._forget_unsaved(group, slot)
-            self.eviction.withdraw(group, slot)
+            self._withdraw(group, slot)
 
     def place(self, node: Node, group: int, slot: int) -> None:
         """The state of `node` is in `slot` of this tier, which is referenced; the block before it is a leaf no more."""
@@ -81,10 +85,26 @@ class Shelf:
         if self.directory.grows[group] and node.parent is not None:
             before = node.parent.places[self.tier][group]
             if before != NO_SLOT:
-                self.eviction.withdraw(group, before)
+                self._withdraw(group, before)
+
+    def _withdraw(self, group: int, slot: int) -> None:
+        self.withheld.pop((group, slot), None)
+        self.eviction.withdraw(group, slot)
+
+    def offer_again(self, node: Node) -> None:
+        """It has been pinned, or is pinned no more: what is cached of it is offered accordingly."""
+        for group, slot in enumerate(node.places[self.tier]):
+            columns = self.pool.slots[group]
+            if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == _READY:
+                self._withdraw(group, slot)
+                self._offer(node, group)
 
     def _offer(self, node: Node, group: int) -> None:
-        if not (self.directory.grows[group] and node.children_in[self.tier][group]):
+        if self.directory.grows[group] and node.children_in[self.tier][group]:
+            return
+        if node.pins:
+            self.withheld[group, node.places[self.tier][group]] = None
+        else:
             self.eviction.offer(Evictable(group, node.places[self.tier][group], node.last_used, node.index))
 
     # -- saving -------------------------------------------------------------------------------
@@ -131,7 +151,7 @@ class Shelf:
     def _make_room_in_begun_slabs(self, counts: Sequence[int]) -> None:
         for group, per_slab in enumerate(self.pool.blocks_per_slab):
             while per_slab > 1 and counts[group] > self.pool.free_in_begun(group):
-                block = self.eviction.choose(group)
+                block = self.eviction.choose(group) or self._pinned_one(group)
                 if block is None:
                     break
                 if not self._saved_instead(block):
@@ -147,12 +167,24 @@ class Shelf:
             offered = [block for g in groups if (block := self.eviction.choose(g)) is not None]
             if offered:
                 return min(offered, key=lambda block: (block.last_used, block.group))
+        return self._pinned_one()
+
+    def _pinned_one(self, of: int | None = None) -> Evictable | None:
+        """One of the group, or of any: a pin orders who goes, it takes no room from those who run."""
+        for group, slot in self.withheld:
+            if of not in (None, group):
+                continue
+            node = self.directory.node_of(group, slot, self.tier)
+            return Evictable(group, slot, node.last_used, node.index)
         return None
 
     def evict(self, block: Evictable) -> None:
         columns, slots = self.pool.slots[block.group], np.array([block.slot], dtype=np.int32)
         if columns.refs[block.slot] or not self.directory.keyed_in[self.tier][block.group][block.slot]:
             raise PolicyError(f"eviction {self.eviction.name!r} chose slot {block.slot}, which is not evictable")
+        if (block.group, block.slot) in self.withheld:
+            del self.withheld[block.group, block.slot]
+            self.broken_pins += 1
         self.eviction.gone(block)
         self._forget_unsaved(block.group, block.slot)
         self.pool.count_cached(block.group, slots, -1)
@@ -191,7 +223,7 @@ class Shelf:
         self.directory.displace(group, slot, self.tier)
         if self.pool.slots[group].state[slot] == SlotState.READY:
             self._forget_unsaved(group, slot)
-            self.eviction.withdraw(group, slot)
+            self._withdraw(group, slot)
             slots = np.array([slot], dtype=np.int32)
             self.pool.count_cached(group, slots, -1)
             self.pool.give(group, slots)
@@ -216,7 +248,7 @@ class Shelf:
         """Give up every cached block; returns how many."""
         before = self.evicted_blocks
         for group in range(len(self.pool.slots)):
-            while (block := self.eviction.choose(group)) is not None:
+            while (block := self.eviction.choose(group) or self._pinned_one(group)) is not None:
                 self.evict(block)
         return self.evicted_blocks - before
 

@@ -22,6 +22,7 @@ import numpy as np
 from octavo.errors import CapacityError, PolicyError, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import Chain
+from octavo.memory.pins import Pin, Pins
 from octavo.memory.snapshots import Snapshots
 from octavo.memory.tiering import Tiering
 from octavo.memory.values import Int32, Int64
@@ -52,6 +53,9 @@ from octavo.scheduling.sequence import Sequence, SequenceState
 from octavo.scheduling.starting import Start
 from octavo.scheduling.waiting import WaitingQueue
 
+PINNED_SHARE = 0.25
+"""Of the positions that the device holds, how many may be pinned."""
+
 
 class Scheduler:
     def __init__(
@@ -65,7 +69,14 @@ class Scheduler:
         self.running = RunningSet(cache.rows)
         self.waiting = WaitingQueue()
         self.snapshots = Snapshots(cache)
+        self.pins: Pins | None = None
+        """Prefixes that go last; None without reuse."""
         if cache.sharing is not None:
+            shelves = [cache.sharing.shelf]
+            if tiering is not None and tiering.host.shelf is not None:
+                shelves.append(tiering.host.shelf)
+            most = int(PINNED_SHARE * cache.max_tokens_per_sequence())
+            self.pins = Pins(cache.sharing.directory, shelves, most)
             cache.sharing.shelf.frugal = self.policies.admission.guarantees
         self.in_flight = 0
         """Plans submitted and not yet learned of."""
@@ -124,12 +135,33 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
+    # -- pins -----------------------------------------------------------------------------------
+
+    def pin(self, token_ids: Int32, salt: str, now: float, ttl_s: float) -> Pin:
+        """What is kept of this text goes last for `ttl_s` seconds. Raises `RequestError`."""
+        sharing = self.cache.sharing
+        if sharing is None or self.pins is None:
+            raise RequestError("prompt", "a pin", "nothing is kept here; start the engine with reuse=prefix")
+        if not 0 < ttl_s < float("inf"):
+            raise RequestError("ttl", ttl_s, "must be a positive number of seconds")
+        chain = Chain(sharing.directory.space, salt)
+        chain.extend(token_ids)
+        tiers = 1 if self.tiering is None else self.tiering.reach
+        match = sharing.match(chain, token_ids, len(token_ids), tiers)
+        return self.pins.pin(match.path, now + ttl_s)
+
+    def unpin(self, name: str) -> bool:
+        """False when there is no such pin, or no longer."""
+        return self.pins is not None and self.pins.unpin(name)
+
     # -- what is kept ---------------------------------------------------------------------------
 
     def reset_kept(self, now: float) -> list[int]:
         """Nothing computed so far is found again. Returns how many blocks of each group that freed at once."""
         if self.cache.sharing is None:
             return [0] * len(self.cache.tables)
+        if self.pins is not None:
+            self.pins.clear()
         freed = self.cache.sharing.forget_all()
         if self.tiering is not None:
             self.tiering.forget_all()
@@ -156,6 +188,8 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None when there is nothing to compute now."""
+        if self.pins is not None:
+            self.pins.expire(now)
         if self.tiering is not None:
             self.tiering.prepare()
         draft = self._draft(now)
