@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from octavo.planner.asked import Asked
 
     replica = calibrated_replica(calibration, Asked())
-    run_really(engine, Timed("warm-up", (Job(tuple(range(3, 40)), 4),), (0.0,)))
+    run_really(engine, Timed("warm-up", (Job(tuple(range(3, 30)), 4),), (0.0,)))
     reports = []
     for timed in timed_workloads(options, loaded, replica):
         real = [run_really(engine, timed) for _ in range(options.repeat)]

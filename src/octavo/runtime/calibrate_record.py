@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from octavo import __version__
 from octavo.cost.calibration import Calibration, model_fields
 from octavo.cost.laws import laws_of
 from octavo.cost.learn import learn
@@ -75,7 +76,9 @@ def engine_fields(engine: Engine, measuring: Measuring) -> dict[str, Any]:
     scheduler = engine.core.scheduler
     skipped = deployment.config.cache.kv_cache_dtype_skip_layers or ""
     return {
+        "octavo": __version__,
         "weights_dtype": str(deployment.facts.weights_dtype),
+        "quantization": deployment.config.model.quantization,
         "kv_skip_layers": [name.strip() for name in skipped.split(",") if name.strip()],
         "block_size": deployment.block_size,
         "block_order": deployment.layout.block_order,

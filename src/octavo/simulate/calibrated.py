@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from octavo import __version__
 from octavo.cost.calibration import Calibration, model_fields, require_same
 from octavo.cost.fitted import FittedCost
 from octavo.errors import ConfigError
@@ -76,8 +77,11 @@ def calibrated_replica(
 
 
 def beyond(calibration: Calibration, replica: Replica) -> list[str]:
-    """What is said of a replica that may run steps larger than any that was measured."""
+    """What is said of a replica whose steps may differ from all that was measured."""
     notes = []
+    version = calibration.engine.get("octavo")
+    if version != __version__:
+        notes.append(f"measured with octavo {version}, this is {__version__}: kernels may have changed")
     for name, most, may in (
         ("sequences", calibration.about.get("most_chunks"), replica.max_num_seqs),
         ("tokens", calibration.about.get("most_tokens"), replica.max_num_batched_tokens),
