@@ -112,7 +112,7 @@ class TierWorld:
     ) -> None:
         self.layout: Layout = toy_layout(heads, block_tokens, laws, most_slab_bytes=slab_bytes)
         self.model = toy_model(self.layout, ends_every, fails_every)
-        self.reuse = reuse
+        self.reuse, self.block_tokens = reuse, block_tokens
         slots = [disk_slots] * len(heads) if isinstance(disk_slots, int) else disk_slots
         below = Below(
             host_slabs,
@@ -185,6 +185,14 @@ class TierWorld:
         assert not self.tiering.pending, f"copies are still under way after {most} steps"
         self.events += self.scheduler.drain_events()
 
+    def answer_all(self, most: int = 200) -> None:
+        """Step until everybody has an answer, whatever copies are still under way."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"somebody has no answer after {most} steps")
+
     def serve(self, prompt: list[int], max_tokens: int = 1, salt: str = "") -> int:
         """One request, alone, to its end."""
         number = self.ask(prompt, max_tokens, salt)
@@ -193,7 +201,7 @@ class TierWorld:
 
     def crowd_out(self, blocks: int = 0) -> None:
         """Other text takes all the room on the device, so that what was kept there goes."""
-        size = self.layout.block_tokens
+        size = self.block_tokens
         longest = min(self.limits.max_model_len - 2, self.cache.max_tokens_per_sequence() - 1)
         left = blocks or self.cache.pool.slabs
         while left > 0:
@@ -219,16 +227,21 @@ class TierWorld:
         return found if number is None else [event for event in found if event.sequence_id == number]
 
     def kept_in(self, prompt: list[int], salt: str = "") -> list[set[str]]:
-        """The tiers in which each whole block of a text can be found, in all of which groups its state is kept."""
+        """The tiers in which each whole block of a text can be found, in all groups."""
+        by_tier = [self.slots_of(prompt, tier, salt) for tier in range(2 + (self.tiering.disk is not None))]
+        return [
+            {name for name, slots in zip(TIERS, of_block, strict=False) if min(slots) >= 0}
+            for of_block in zip(*by_tier, strict=True)
+        ]
+
+    def slots_of(self, prompt: list[int], tier: int, salt: str = "") -> list[list[int]]:
+        """Where each whole block of a text lies in a tier, by block and group; -1 where it does not."""
         sharing = self.cache.sharing
         assert sharing is not None
         chain = Chain(sharing.directory.space, salt)
         chain.extend(np.array(prompt, dtype=np.int32))
         nodes = [sharing.directory.find(key) for key in chain.keys]
-        return [
-            {tier for tier, place in zip(TIERS, () if node is None else node.places, strict=False) if min(place) >= 0}
-            for node in nodes
-        ]
+        return [[-1] * len(self.cache.tables) if node is None else list(node.places[tier]) for node in nodes]
 
     def alone(self, number: int) -> Answer:
         request = self.asked[number]
