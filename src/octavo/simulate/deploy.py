@@ -96,6 +96,8 @@ class Replica:
                 eviction=eviction_named(eviction),
             )
         else:
+            if chosen.allocation.contiguous:
+                raise ConfigError("host_bytes", chosen.allocation.name, "contiguous runs are not moved; use paged")
             below = self._below(lower)
             cache, tiering = tiered_cache(
                 self.layout, self.slabs, self.max_num_seqs, below, keys=keys, eviction=eviction_named(eviction)
