@@ -38,7 +38,7 @@ class Setup:
     kv_tokens: int
     """Positions that all requests of the largest workload need together, in whole blocks."""
     kv_bytes: int
-    """The same in bytes, for engines that are told bytes."""
+    """The same in larger blocks and in bytes, for engines that are told bytes."""
     batched_tokens: int
     """Tokens of one forward pass at most."""
     options: dict[str, Any]

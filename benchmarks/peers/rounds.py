@@ -26,6 +26,9 @@ from workloads import Workload
 
 HERE = Path(__file__).resolve().parent
 BLOCK_TOKENS = 16
+"""octavo's."""
+LARGE_BLOCK_TOKENS = 256
+"""No engine that is told bytes has larger ones."""
 LOAD_LIMIT_S = 400.0
 WARM_PROMPT, WARM_OUTPUT = 48, 4
 
@@ -188,21 +191,28 @@ class Rounds:
 
 
 def _setup(ready: Ready, workloads: Sequence[Workload], dtype: str, options: argparse.Namespace) -> Setup:
-    """The same room for every engine: what all requests of the largest workload need at once."""
-    sizes = [[-(-(len(job.prompt) + job.max_tokens) // BLOCK_TOKENS) for job in w.jobs] for w in workloads]
-    kv_tokens = max(sum(blocks) for blocks in sizes) * BLOCK_TOKENS
+    """The same room for every engine: what all requests of the largest workload need at once, in its blocks."""
+    kv_tokens = max(_room(workload, BLOCK_TOKENS) for workload in workloads)
+    kv_bytes = max(_room(workload, LARGE_BLOCK_TOKENS) for workload in workloads)
+    kv_bytes *= kv_bytes_per_token(ready.checkpoint, dtype)
     return Setup(
         checkpoint=str(ready.checkpoint),
         dtype=dtype,
         threads=options.threads,
         sequences=max(2, *(len(w.jobs) for w in workloads)),
         longest=max(64, *(w.longest for w in workloads)),
-        kv_tokens=max(kv_tokens, 16 * BLOCK_TOKENS),
-        kv_bytes=max(kv_tokens, 16 * BLOCK_TOKENS) * kv_bytes_per_token(ready.checkpoint, dtype),
+        kv_tokens=kv_tokens,
+        kv_bytes=kv_bytes,
         batched_tokens=max(options.max_num_batched_tokens, *(len(w.jobs) for w in workloads)),
         options=ready.choice.engine.always | ready.choice.options,
         tools=ready.tools,
     )
+
+
+def _room(workload: Workload, block_tokens: int) -> int:
+    """Positions of its requests together, each in whole blocks; enough for the warm-up too."""
+    blocks = sum(-(-(len(job.prompt) + job.max_tokens) // block_tokens) for job in workload.jobs)
+    return max(blocks * block_tokens, LARGE_BLOCK_TOKENS)
 
 
 def kv_bytes_per_token(checkpoint: Path, dtype: str) -> int:
