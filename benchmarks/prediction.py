@@ -3,10 +3,12 @@
 Calibrates the embedded model on this machine (or reads `--calibration`), runs W1 to W4 and Poisson arrivals at shares
 of what the replica can do, none of them used to fit, and simulates the same. Prints a table of predicted and
 measured figures beside the goals, how often single steps lie in their intervals and how wide those are, then one JSON
-line. Keep the machine otherwise idle.
+line. Keep the machine otherwise idle; or, with `--own-time`, take seconds that the process computed in one thread,
+which others on the machine change little.
 
     python benchmarks/prediction.py                       about ten minutes
     python benchmarks/prediction.py --scale 0.25 --calibrate 40 --seconds 15 --loads 0.8
+    python benchmarks/prediction.py --own-time
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -33,13 +36,14 @@ COVERAGE, WIDTH = (0.75, 0.85), 0.25
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
     import torch
-    from prediction_runs import Timed, run_really, run_virtually
+    from prediction_runs import OwnClock, Timed, WallClock, run_really, run_virtually
 
     from octavo.cost.calibration import read_calibration
     from octavo.simulate.calibrated import calibrated_replica
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    clock = OwnClock() if options.own_time else WallClock()
     engine, loaded = built(options)
     facts = machine_facts() | torch_facts()
     print(f"{loaded.name}, {options.dtype}; {described(facts)}")
@@ -52,16 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from octavo.planner.asked import Asked
 
     replica = calibrated_replica(calibration, Asked())
-    run_really(engine, Timed("warm-up", (Job(tuple(range(3, 30)), 4),), (0.0,)))
+    run_really(engine, Timed("warm-up", (Job(tuple(range(3, 30)), 4),), (0.0,)), clock)
     reports = []
     for timed in timed_workloads(options, loaded, replica):
-        real = [run_really(engine, timed) for _ in range(options.repeat)]
+        real = [run_really(engine, timed, clock) for _ in range(options.repeat)]
         reports.append(report_of(timed, real, replica, calibration, run_virtually))
         print(f"  {timed.name}: {[round(one.span_s, 2) for one in real]} s", file=sys.stderr, flush=True)
     engine.close()
     pooled = pooled_coverage(reports)
     print_table(reports, pooled)
     told = {"benchmark": "prediction", "model": loaded.name, "dtype": options.dtype, "machine": facts,
+            "clock": "own" if options.own_time else "wall",
             "scale": options.scale, "repeat": options.repeat, "errors": dict(calibration.errors),
             "terms": {t.name: s for t, s in zip(calibration.step.terms, calibration.step.seconds, strict=True)},
             "workloads": reports, "steps": pooled}  # fmt: skip
@@ -87,7 +92,14 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--kv-tokens", type=int, default=40_000, help="of the pool (default 40000)")
     add("--max-model-len", type=int, default=4352)
     add("--threads", type=int, help="torch threads; torch's own choice if not given")
+    add(
+        "--own-time", action="store_true", help="one thread, by its processor time instead of the wall"
+    )
     options = parser.parse_args(arguments)
+    if options.own_time:
+        if options.threads not in (None, 1):
+            parser.error("--own-time is of one thread: leave --threads out")
+        options.threads = 1
     if options.repeat < 1 or not 0 < options.scale <= 1 or options.seconds <= 0 or options.calibrate <= 0:
         parser.error("--repeat must be at least 1, --scale above 0 and at most 1, --seconds and --calibrate above 0")
     options.workloads = [] if options.workloads == "none" else options.workloads.split(",")
@@ -132,7 +144,8 @@ def calibrated(engine: Any, loaded: Any, options: argparse.Namespace) -> Any:
             said = share + 0.1
             print(f"  calibrating, {share:.0%}: {text}", file=sys.stderr, flush=True)
 
-    return calibrate(engine, loaded.config_json, machine_fields(), Measuring(seconds=options.calibrate), tell=tell)
+    measuring = Measuring(seconds=options.calibrate, timer=time.process_time if options.own_time else time.perf_counter)
+    return calibrate(engine, loaded.config_json, machine_fields(), measuring, tell=tell)
 
 
 def timed_workloads(options: argparse.Namespace, loaded: Any, replica: Any) -> list[Any]:

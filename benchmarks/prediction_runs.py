@@ -65,33 +65,64 @@ class Watching:
         self.inner.close()
 
 
-def run_really(engine: Engine, timed: Timed) -> Ran:
-    watching = Watching(engine.core.executor)
-    engine.core.executor = watching
+class WallClock:
+    """Seconds as they pass."""
+
+    @staticmethod
+    def now() -> float:
+        return time.perf_counter()
+
+    @staticmethod
+    def wait(seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class OwnClock:
+    """Seconds that this process computed: of one thread, what they would be on a machine left alone. Waiting skips."""
+
+    def __init__(self) -> None:
+        self._skipped = 0.0
+
+    def now(self) -> float:
+        return time.process_time() + self._skipped
+
+    def wait(self, seconds: float) -> None:
+        self._skipped += seconds
+
+
+Clock = WallClock | OwnClock
+
+
+def run_really(engine: Engine, timed: Timed, clock: Clock) -> Ran:
+    inner = engine.core.executor
+    engine.core.executor = watching = Watching(inner)
+    kept = engine._clock, inner._clock
+    engine._clock = inner._clock = clock.now
     try:
-        return _driven(engine, timed, watching)
+        return _driven(engine, timed, watching, clock)
     finally:
-        engine.core.executor = watching.inner
+        engine.core.executor = inner
+        engine._clock, inner._clock = kept
 
 
-def _driven(engine: Engine, timed: Timed, watching: Watching) -> Ran:
+def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> Ran:
     steps: list[tuple[StepShape, float]] = []
     prompts = [{"prompt_token_ids": list(job.prompt)} for job in timed.jobs]
     params = [SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True) for job in timed.jobs]
     coming = 0
-    start = time.monotonic()
+    start = clock.now()
     while coming < len(timed.jobs) or engine.core.has_work:
-        now = time.monotonic() - start
+        now = clock.now() - start
         while coming < len(timed.jobs) and timed.arrivals[coming] <= now:
             engine.add(f"r{coming}", prompts[coming], params[coming])
             coming += 1
         if not engine.core.has_work:
-            time.sleep(max(0.0, timed.arrivals[coming] - (time.monotonic() - start)))
+            clock.wait(max(0.0, timed.arrivals[coming] - (clock.now() - start)))
             continue
         watching.shape = None
-        begun = time.perf_counter()
+        begun = clock.now()
         engine.step()
-        took = time.perf_counter() - begun
+        took = clock.now() - begun
         if watching.shape is not None:
             steps.append((watching.shape, took))
     records = []
