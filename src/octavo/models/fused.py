@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 
 from octavo.errors import ModelError
 from octavo.kernels.cpu import NativeAttention
-from octavo.models.bridge import PagedCache
+from octavo.models.bridge import Bridge, PagedCache
 from octavo.models.fused_layer import FusedLayer, Packed, Wiring, candidates, pack, take_over
 from octavo.models.fused_parts import LayerParts, NotRecognised, read_layer
 from octavo.models.fused_run import FusedRun, LayerPrograms
 from octavo.models.fused_stack import Stack, difference, read_stack
-from octavo.models.fused_watch import LayerSeen, Watched, watch
+from octavo.models.fused_watch import LayerSeen, Watched, watch, watched_cache
 
 FUSED = "octavo_fused"
 """The attribute of a model under which its fused layers are kept."""
@@ -112,9 +112,10 @@ def _stack(
     backend: NativeAttention,
     tables: _Tables,
 ) -> Stack:
-    """What surrounds the layers, checked with them against the logits that the model gave."""
+    """What surrounds the layers, checked against Transformers' forward over the same fused layers."""
     stack = read_stack(model, watched, tables.cosines())
     programs = LayerPrograms(layers, backend, watched.pages, {layer.kv_layer: 0 for layer in layers.values()}, stack)
+    bridge = Bridge(model)
     found, right = [], []
     with torch.inference_mode():
         for number, step in enumerate(watched.steps):
@@ -124,7 +125,9 @@ def _stack(
             keep = torch.arange(positions.shape[1]).flip(0)
             given = watched.token_ids[number]
             found.append(programs.logits(given, positions, keep, (step,)).clone())
-            right.append(watched.logits[number][keep])
+            cache = watched_cache(backend, watched.pages, step)
+            cache.layers = programs.begin((step,), positions.shape[1])
+            right.append(bridge.logits(given, positions, keep, cache))
     apart = difference(found, right)
     if not apart <= _TOLERANCE[layers[0].dtype]:
         raise NotRecognised(f"its logits differ by {apart:.1g}")

@@ -123,14 +123,22 @@ class _Recorder:
         return self._inner.attend(q, new, pages, step, rule)
 
 
+_GROUP = GroupLayout("watched", (), BLOCK, (), 1, 1)
+_ONE_GROUP = dict.fromkeys(range(4096), 0)
+
+
+def watched_cache(backend: NativeAttention, pages: dict[int, Pages], step: AttentionStep) -> PagedCache:
+    """A cache over the pages of what was watched."""
+    return PagedCache(backend, pages, _ONE_GROUP, (step,), (_GROUP,))
+
+
 class _WatchedCache(PagedCache):
     """Makes a layer's pages when it first stores something."""
 
     def __init__(self, recorder: _Recorder, pages: dict[int, Pages], step: AttentionStep) -> None:
-        group = GroupLayout("watched", (), BLOCK, (), 1, 1)
         self._made = pages
         self._recorder = recorder
-        super().__init__(recorder, pages, dict.fromkeys(range(4096), 0), (step,), (group,))
+        super().__init__(recorder, pages, _ONE_GROUP, (step,), (_GROUP,))
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, kwargs: dict[str, Any] | None = None
