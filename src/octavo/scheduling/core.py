@@ -16,7 +16,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.memory.pins import Pin
 from octavo.memory.transfers import Mover
+from octavo.memory.values import Int32
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.events import EngineFailed, Event, FinishReason, StepEnded
 from octavo.scheduling.moving import settle_transfers
@@ -64,6 +66,16 @@ class EngineCore:
         """Forget what is kept for reuse; returns how many blocks of each group that freed at once."""
         with self.guard:
             return self.scheduler.reset_kept(now)
+
+    def pin(self, token_ids: Int32, salt: str, now: float, ttl_s: float) -> Pin:
+        """What is kept of this text goes last for `ttl_s` seconds. Raises `RequestError`."""
+        with self.guard:
+            return self.scheduler.kept.pin(token_ids, salt, now, ttl_s)
+
+    def unpin(self, name: str) -> bool:
+        """False when there is no such pin, or no longer."""
+        with self.guard:
+            return self.scheduler.kept.unpin(name)
 
     @property
     def has_work(self) -> bool:
@@ -130,7 +142,7 @@ class EngineCore:
         collected = timer()
         with self.guard:
             self.scheduler.commit(plan, result, result.finished_s)
-            evicted, below = self.scheduler.evictions_untold(), self.scheduler.evictions_below_untold()
+            evicted, below = self.scheduler.kept.evictions_untold(), self.scheduler.kept.evictions_below_untold()
         if self.timer is None:
             return StepEnded(
                 result.finished_s, plan.number, plan.planned_s, evicted_blocks=evicted, evicted_below=below

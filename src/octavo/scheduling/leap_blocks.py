@@ -125,7 +125,7 @@ def _in_order(scheduler: Scheduler, rows: Int32, asked: Blocks, crossings: Due) 
             cache.commit(rows, at + 1)
             key_filled(scheduler, cache.sharing, rows[filled[step]], at[filled[step]] + 1)
             free_slabs[step + 1 :] = cache.pool.available_slabs
-        evicted[step] = scheduler.evictions_untold()
+        evicted[step] = scheduler.kept.evictions_untold()
     cache.commit(rows, asked.positions + steps)
     return Taken(free_slabs, evicted)
 

@@ -22,7 +22,6 @@ import numpy as np
 from octavo.errors import CapacityError, PolicyError, RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import Chain
-from octavo.memory.pins import Pin, Pins
 from octavo.memory.snapshots import Snapshots
 from octavo.memory.tiering import Tiering
 from octavo.memory.values import Int32, Int64
@@ -43,6 +42,7 @@ from octavo.scheduling.events import (
 )
 from octavo.scheduling.growth import grow
 from octavo.scheduling.keeping import copies_after, key_filled
+from octavo.scheduling.kept import Kept
 from octavo.scheduling.limits import Limits, checked_limit
 from octavo.scheduling.moving import lose_suspension
 from octavo.scheduling.plan import Admission, StepPlan, StepResult
@@ -52,9 +52,6 @@ from octavo.scheduling.running import RunningSet
 from octavo.scheduling.sequence import Sequence, SequenceState
 from octavo.scheduling.starting import Start
 from octavo.scheduling.waiting import WaitingQueue
-
-PINNED_SHARE = 0.25
-"""Of the positions that the device holds, how many may be pinned."""
 
 
 class Scheduler:
@@ -69,14 +66,8 @@ class Scheduler:
         self.running = RunningSet(cache.rows)
         self.waiting = WaitingQueue()
         self.snapshots = Snapshots(cache)
-        self.pins: Pins | None = None
-        """Prefixes that go last; None without reuse."""
+        self.kept = Kept(cache, tiering, self.snapshots)
         if cache.sharing is not None:
-            shelves = [cache.sharing.shelf]
-            if tiering is not None and tiering.host.shelf is not None:
-                shelves.append(tiering.host.shelf)
-            most = int(PINNED_SHARE * cache.max_tokens_per_sequence())
-            self.pins = Pins(cache.sharing.directory, shelves, most)
             cache.sharing.shelf.frugal = self.policies.admission.guarantees
         self.in_flight = 0
         """Plans submitted and not yet learned of."""
@@ -86,8 +77,6 @@ class Scheduler:
         self._next_sequence = 0
         self._next_plan = 0
         self._events: list[Event] = []
-        self._evictions_told = 0
-        self._evictions_below_told = (0, 0)
         self._left_over: Draft | None = None
         """What sequences were given in steps that computed nothing: the next plan tells of it."""
 
@@ -135,61 +124,18 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    # -- pins -----------------------------------------------------------------------------------
-
-    def pin(self, token_ids: Int32, salt: str, now: float, ttl_s: float) -> Pin:
-        """What is kept of this text goes last for `ttl_s` seconds. Raises `RequestError`."""
-        sharing = self.cache.sharing
-        if sharing is None or self.pins is None:
-            raise RequestError("prompt", "a pin", "nothing is kept here; start the engine with reuse=prefix")
-        if not 0 < ttl_s < float("inf"):
-            raise RequestError("ttl", ttl_s, "must be a positive number of seconds")
-        chain = Chain(sharing.directory.space, salt)
-        chain.extend(token_ids)
-        tiers = 1 if self.tiering is None else self.tiering.reach
-        match = sharing.match(chain, token_ids, len(token_ids), tiers)
-        return self.pins.pin(match.path, now + ttl_s)
-
-    def unpin(self, name: str) -> bool:
-        """False when there is no such pin, or no longer."""
-        return self.pins is not None and self.pins.unpin(name)
-
-    # -- what is kept ---------------------------------------------------------------------------
-
     def reset_kept(self, now: float) -> list[int]:
         """Nothing computed so far is found again. Returns how many blocks of each group that freed at once."""
-        if self.cache.sharing is None:
-            return [0] * len(self.cache.tables)
-        if self.pins is not None:
-            self.pins.clear()
-        freed = self.cache.sharing.forget_all()
-        if self.tiering is not None:
-            self.tiering.forget_all()
-        self.snapshots.forget_all()
-        self._events.append(CacheReset(now, self.evictions_untold()))
+        freed = self.kept.forget_all()
+        if self.cache.sharing is not None:
+            self._events.append(CacheReset(now, self.kept.evictions_untold()))
         return freed
-
-    def evictions_untold(self) -> int:
-        """Kept blocks given up since this was last asked."""
-        if self.cache.sharing is None:
-            return 0
-        before, self._evictions_told = self._evictions_told, self.cache.sharing.shelf.evicted_blocks
-        return self._evictions_told - before
-
-    def evictions_below_untold(self) -> tuple[int, int]:
-        """The same of the host and of the disk."""
-        if self.tiering is None:
-            return 0, 0
-        before, self._evictions_below_told = self._evictions_below_told, self.tiering.evicted_blocks
-        host, disk = (now - then for now, then in zip(self._evictions_below_told, before, strict=True))
-        return host, disk
 
     # -- decide -------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, or None when there is nothing to compute now."""
-        if self.pins is not None:
-            self.pins.expire(now)
+        self.kept.expire_pins(now)
         if self.tiering is not None:
             self.tiering.prepare()
         draft = self._draft(now)
