@@ -90,6 +90,16 @@ def test_a_law_without_a_bend_gets_none() -> None:
     assert {term for term in fit.sum.terms if term.low or term.high} == set()
 
 
+def test_a_few_wild_measurements_do_not_bend_the_law() -> None:
+    rows, seconds, scenes = exact(TRUE, noise=0.01)
+    wild = seconds.copy()
+    wild[3::10] *= 4
+    steady, pulled = fit_seconds(rows, seconds, scenes, [FULL]), fit_seconds(rows, wild, scenes, [FULL])
+    off = np.array([pulled.sum.of(row) / steady.sum.of(row) - 1 for row in rows])
+    assert np.median(np.abs(off)) < 0.01
+    assert np.abs(off).max() < 0.02
+
+
 def exact(law: Sum, noise: float = 0.0) -> tuple[list[dict[str, object]], np.ndarray, np.ndarray]:
     random = np.random.default_rng(1)
     rows = [quantities_of(shape_of(scene), [FULL]) for scene in design(WITHIN)]

@@ -51,7 +51,7 @@ def test_a_scene_becomes_the_step_that_it_describes(model: Path) -> None:
     try:
         decodes = stage.play(Scene(decodes=(20, 20, 90)), 0)
         assert [as_pairs(sample.shape) for sample in decodes] == [
-            [(20 + step, 1), (20 + step, 1), (90 + step, 1)] for step in range(DECODE_STEPS)
+            [(20 + step, 1), (20 + step, 1), (90 + step, 1)] for step in range(1, 1 + DECODE_STEPS)
         ]
         chunk = stage.play(Scene(chunks=(24,), start=50, ends=False), 1)
         assert [as_pairs(sample.shape) for sample in chunk] == [[(50, 24)]]
@@ -59,8 +59,8 @@ def test_a_scene_becomes_the_step_that_it_describes(model: Path) -> None:
         prompts = stage.play(Scene(chunks=(10, 6)), 2)
         assert [as_pairs(sample.shape) for sample in prompts] == [[(0, 6), (0, 10)], [(6, 1), (10, 1)]]
         mixed = stage.play(Scene(decodes=(30, 40), chunks=(16,), start=64), 3)
-        assert as_pairs(mixed[1].shape) == [(32, 1), (42, 1), (64, 16)]
-        assert mixed[1].shape.sampled == 3
+        assert as_pairs(mixed[0].shape) == [(32, 1), (42, 1), (64, 16)]
+        assert mixed[0].shape.sampled == 3
         assert all(sample.device_s > 0 and sample.host_s > 0 for sample in (*decodes, *chunk, *prompts, *mixed))
     finally:
         stage.close()

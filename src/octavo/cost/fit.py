@@ -26,6 +26,9 @@ _WORTH = 0.03
 _MOST_BOUNDS = 6
 _SPLIT = ("tokens", "sampled")
 LEAST_POINTS = 12
+_REWEIGHED = 2
+_EDGE = 3.0
+"""Times the median error: beyond, a point's pull on the fit grows no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,15 @@ def _cross_validated(
 
 
 def _relative(matrix: Float64, seconds: Float64) -> Float64:
-    return nnls(matrix / seconds[:, None], np.ones(len(seconds)))
+    """Least squares of relative errors, in which what lies far outside weighs as if it were at the edge."""
+    rows, wanted = matrix / seconds[:, None], np.ones(len(seconds))
+    found = nnls(rows, wanted)
+    for _ in range(_REWEIGHED):
+        off = np.abs(rows @ found - 1)
+        edge = max(_EDGE * float(np.median(off)), 1e-6)
+        weights = np.sqrt(np.minimum(1.0, edge / np.maximum(off, 1e-12)))
+        found = nnls(rows * weights[:, None], wanted * weights)
+    return found
 
 
 def _next(terms: tuple[Term, ...], rows: Sequence[Mapping[str, Any]]) -> list[tuple[Term, ...]]:
