@@ -12,6 +12,7 @@ import typer
 
 from octavo import __version__
 from octavo.cli.options import with_engine_options
+from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SERVER = "Server"
 LIMITS = "Limits of the server"
+FAKE = "Paced fake server"
 
 
 def _option(*flags: str, panel: str = SERVER, **more: Any) -> Any:
@@ -71,6 +73,21 @@ ShutdownTimeout = Annotated[
     float | None,
     _option(panel=LIMITS, help="seconds that a drain may take; until the last answer is sent if not given"),
 ]
+Executor = Annotated[
+    str, _option(panel=FAKE, help="torch runs the model; sim computes nothing and takes the time that it would take")
+]
+SimDevice = Annotated[
+    str | None, _option("--sim-device", panel=FAKE, help="accelerator, for example h100-sxm", show_default=False)
+]
+SimTp = Annotated[int, _option("--sim-tp", panel=FAKE, help="tensor-parallel ranks")]
+SimCost = Annotated[str, _option("--sim-cost", panel=FAKE, help="as --cost of octavo simulate")]
+SimAnswer = Annotated[
+    str | None,
+    _option(
+        "--sim-answer", panel=FAKE, help="lengths of answers that end by themselves, as --output-tokens of simulate",
+        show_default=False,
+    ),
+]  # fmt: skip
 
 
 @with_engine_options
@@ -93,6 +110,11 @@ def serve(  # noqa: PLR0913 - one for each flag
     max_body_bytes: MaxBodyBytes = 8 * 2**20,
     send_timeout: SendTimeout = 120.0,
     shutdown_timeout: ShutdownTimeout = None,
+    executor: Executor = "torch",
+    sim_device: SimDevice = None,
+    sim_tp: SimTp = 1,
+    sim_cost: SimCost = "roofline",
+    sim_answer: SimAnswer = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API does: completions, chats, streams; a page at /.
 
@@ -120,9 +142,18 @@ def serve(  # noqa: PLR0913 - one for each flag
         enable_log_requests=enable_log_requests,
         max_log_len=max_log_len,
     )
+    fake = {"device": sim_device, "tp": sim_tp, "cost": sim_cost, "answer": sim_answer}
+    if executor not in ("torch", "sim"):
+        raise ConfigError("executor", executor, "use torch or sim")
+    asked = _with_model(engine, model_name)
     with bind(settings) as bound:
         thread = EngineHost()
-        built = start_engine(_with_model(engine, model_name), quiet=False, host=thread)
+        if executor == "sim":
+            from octavo.cli.serve_simulated import start_simulated
+
+            built = thread.call(lambda: start_simulated(asked, fake))
+        else:
+            built = start_engine(asked, quiet=False, host=thread)
         _show(built, settings)
         code = serve_engine(built, settings, bound, lambda text: typer.echo(text, err=True), thread)
     if code:
@@ -145,6 +176,8 @@ def _show(built: Engine, settings: ServerSettings) -> None:
     title = f"octavo {__version__} serves {built.model_name or 'a model'}"
     if built.deployment is not None:
         print_start(stderr_console(), built.deployment, measured_ledger(built), title=title, notes=built.notes)
+    else:
+        typer.echo("\n".join([title, *built.notes]), err=True)
     if not settings.is_loopback and not settings.api_keys:
         typer.echo(
             f"warning: everybody who reaches {settings.host} may use this server; --api-key asks for a key", err=True

@@ -72,6 +72,7 @@ class Replica:
     cost: CostModel
     price_per_hour: float | None = None
     """Of all its devices together."""
+    vocab_size: int = VOCABULARY
     links: Links = field(default_factory=Links)
     """Between its tiers."""
 
@@ -107,7 +108,7 @@ class Replica:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
-            vocab_size=VOCABULARY,
+            vocab_size=self.vocab_size,
             attention_mode=self.attention_mode,
             cache_dtype=self.cache_dtype,
         )
