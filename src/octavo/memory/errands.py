@@ -48,6 +48,10 @@ class Errands:
         """Whether a lane may be given more: it has nothing that missed its deadline."""
         return self._late[lane] == 0
 
+    def under_way(self, lane: Lane) -> bool:
+        """Whether copies of this lane have not ended, be they late."""
+        return any(LANES[errand.order.route] == lane for errand in self._open.values())
+
     def ask(
         self,
         route: Route,

@@ -116,7 +116,9 @@ class Saving:
     def _make_way(self, counts: Sequence[int], short: Shortfall) -> bool:
         """Somebody lacks room that unsaved blocks take. Whether some of them may go now after all."""
         missing = short.needed - short.free - short.evictable
-        blocks = missing * max(self._cache.pool.blocks_per_slab) - sum(map(self._frees, self._moving))
+        blocks = missing * max(self._cache.pool.blocks_per_slab)
+        if self._errands.answers("arenas"):
+            blocks -= sum(map(self._frees, self._moving))
         changed = False
         for group, slot in list(self._shelf.unsaved)[: max(0, blocks)]:
             if not self._save(group, slot):

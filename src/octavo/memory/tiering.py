@@ -105,6 +105,11 @@ class Tiering:
         return self.parking.frees_soon or (self.saving is not None and self.saving.frees_soon)
 
     @property
+    def holds_room(self) -> bool:
+        """Whether copies under way, be they late, hold room on the device."""
+        return self.errands.under_way("arenas") or self.frees_soon
+
+    @property
     def reach(self) -> int:
         """How many tiers can be read from now, the device included."""
         if not self.errands.answers("arenas"):

@@ -78,7 +78,9 @@ def _make_room(scheduler: Scheduler, draft: Draft, oldest: int) -> bool:
     """Preempt somebody. False when the step must wait instead: for draining blocks, or a plan in flight."""
     running = scheduler.running
     tiering = scheduler.tiering
-    copying = tiering is not None and tiering.frees_soon
+    # Whom nobody may pause waits for late copies too: they hold room that was promised.
+    guarantees = scheduler.policies.admission.guarantees
+    copying = tiering is not None and (tiering.holds_room if guarantees else tiering.frees_soon)
     if any(scheduler.cache.pool.draining) or scheduler.cache.pins or copying or _will_slide(scheduler):
         # What is on its way back may be enough; nobody is paused before that is known.
         return False
