@@ -83,6 +83,8 @@ def engine_fields(engine: Engine, measuring: Measuring) -> dict[str, Any]:
         "block_size": deployment.block_size,
         "block_order": deployment.layout.block_order,
         "attention": deployment.facts.attention_backend,
+        "linear": deployment.facts.linear_backend,
+        "fuse": deployment.config.engine.fuse,
         "attention_mode": scheduler.limits.attention_mode,
         "tokenizer": engine.intake.tokenizer is not None,
         "temperature": measuring.temperature,
