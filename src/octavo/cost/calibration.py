@@ -23,11 +23,12 @@ from octavo.cost.terms import Sum, Term
 from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError
 from octavo.geometry.model import ModelGeometry
+from octavo.memory.transfers import Route
 
 VERSION = 1
 _KEY = "octavo_calibration"
 _LARGEST = 64 * 2**20
-ROUTES = ("demote", "promote", "store", "load")
+ROUTES: tuple[Route, ...] = ("demote", "promote", "store", "load")
 
 
 @dataclass(frozen=True, slots=True)

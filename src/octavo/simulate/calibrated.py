@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo import __version__
-from octavo.cost.calibration import Calibration, model_fields, require_same
+from octavo.cost.calibration import ROUTES, Calibration, model_fields, require_same
 from octavo.cost.fitted import FittedCost
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import dtype_named
@@ -23,6 +23,7 @@ from octavo.memory.layout import make_layout
 from octavo.planner.asked import Asked
 from octavo.planner.source import source_of
 from octavo.simulate.deploy import Replica
+from octavo.simulate.links import Links
 
 _WHOLE = ("block_size", "slab_bytes", "slabs", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _NOT_ITS_OWN = ("device", "memory", "weights_bytes", "layers", "kv_heads", "head_dim", "heads")
@@ -73,6 +74,7 @@ def calibrated_replica(
         cache_dtype=str(geometry.kv_dtype),
         cost=FittedCost(calibration),
         price_per_hour=asked.price,
+        links=Links({route: law for route in ROUTES if (law := calibration.transfers.get(route)) is not None}),
     )
 
 
