@@ -49,6 +49,16 @@ class Work:
         return (self.weight_bytes + self.state_bytes) / rates.read_bytes_per_s, self.flops / rates.best_flops(dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One kind of step, several times."""
+
+    name: str
+    tokens: int
+    seconds: list[float]
+    work: Work
+
+
 class Arithmetic:
     """Bytes and products of steps of one model, from its config alone."""
 
@@ -84,15 +94,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     facts = machine_facts() | torch_facts()
     print(described(facts))
-    rates = measure_rates(options.threads, options.megabytes)
-    print("\n".join(rates.described()))
+    before = measure_rates(options.threads, options.megabytes)
     engine, config = make_engine(options)
     arithmetic = Arithmetic(config, options.dtype)
-    rows = [decode_row(engine, arithmetic, rates, batch, options) for batch in options.batches]
-    rows.append(prefill_row(engine, arithmetic, rates, options))
+    timed = [time_decode(engine, arithmetic, batch, options) for batch in options.batches]
+    timed.append(time_prefill(engine, arithmetic, options))
     engine.close()
+    # again, since a limit that something else held down for a moment would flatter every step
+    rates = before.or_better(measure_rates(options.threads, options.megabytes))
+    print("\n".join(rates.described()))
+    rows = [row(one, rates, options.dtype) for one in timed]
     name = options.model or "the embedded model"
-    print(f"{name}, {options.dtype}: " + ", ".join(f"{row.name} {row.value}" for row in engine.deployment.rows()))
+    print(f"{name}, {options.dtype}: " + ", ".join(f"{one.name} {one.value}" for one in engine.deployment.rows()))
     print_table(rows)
     report = {"benchmark": "limits", "model": name, "dtype": options.dtype, "machine": facts, "options": options.kwargs}
     print(json.dumps(report | {"rates": asdict(rates), "rows": rows}))
@@ -156,9 +169,7 @@ def most_tokens(batch: int, options: argparse.Namespace) -> int:
     return int(options.steps + 4 + -(-batch * (options.context + 1) // options.prefill))
 
 
-def decode_row(
-    engine: Any, arithmetic: Arithmetic, rates: Rates, batch: int, options: argparse.Namespace
-) -> dict[str, Any]:
+def time_decode(engine: Any, arithmetic: Arithmetic, batch: int, options: argparse.Namespace) -> Timed:
     """Steps in which all sequences of a batch decode and nothing else happens."""
     from octavo.scheduling.events import StepPlanned, StepTokens
 
@@ -186,11 +197,10 @@ def decode_row(
     for name in names:
         engine.abort(name)
         engine.discard(name)
-    middle = len(works) // 2
-    return _row(f"decode, {batch}", batch, seconds[1:], works[middle], rates, options.dtype)
+    return Timed(f"decode, {batch}", batch, seconds[1:], works[len(works) // 2])
 
 
-def prefill_row(engine: Any, arithmetic: Arithmetic, rates: Rates, options: argparse.Namespace) -> dict[str, Any]:
+def time_prefill(engine: Any, arithmetic: Arithmetic, options: argparse.Namespace) -> Timed:
     """One prompt in one step, whose last position gives the only token."""
     seconds = []
     for _ in range(options.repeat + 1):  # the first is for warming up
@@ -201,7 +211,7 @@ def prefill_row(engine: Any, arithmetic: Arithmetic, rates: Rates, options: argp
         seconds.append(time.perf_counter() - start)
         engine.discard(name)
     work = arithmetic.step([0], [options.prefill], 1)
-    return _row(f"prefill, {options.prefill}", options.prefill, seconds[1:], work, rates, options.dtype)
+    return Timed(f"prefill, {options.prefill}", options.prefill, seconds[1:], work)
 
 
 def _add(engine: Any, count: int, tokens: int, output: int) -> list[str]:
@@ -217,15 +227,15 @@ def _add(engine: Any, count: int, tokens: int, output: int) -> list[str]:
     return names
 
 
-def _row(name: str, tokens: int, seconds: list[float], work: Work, rates: Rates, dtype: str) -> dict[str, Any]:
+def row(timed: Timed, rates: Rates, dtype: str) -> dict[str, Any]:
+    work, took = timed.work, median(timed.seconds)
     reading, arithmetic = work.parts_s(rates, dtype)
-    took = median(seconds)
     return {
-        "step": name,
+        "step": timed.name,
         "seconds": took,
-        "seconds_min": min(seconds),
-        "seconds_max": max(seconds),
-        "tokens_per_s": tokens / took,
+        "seconds_min": min(timed.seconds),
+        "seconds_max": max(timed.seconds),
+        "tokens_per_s": timed.tokens / took,
         "weight_bytes": work.weight_bytes,
         "state_bytes": work.state_bytes,
         "flops": work.flops,
@@ -240,12 +250,12 @@ def _row(name: str, tokens: int, seconds: list[float], work: Work, rates: Rates,
 def print_table(rows: list[dict[str, Any]]) -> None:
     heads = ("ms", "min", "max", "tok/s", "MB read", "GFLOP", "reading ms", "arith. ms", "GFLOP/s", "of limit")
     print(f"\n{'step':<16}" + "".join(f"{head:>11}" for head in heads) + "  bound by")
-    for row in rows:
-        values = [1e3 * row[name] for name in ("seconds", "seconds_min", "seconds_max")]
-        values += [row["tokens_per_s"], (row["weight_bytes"] + row["state_bytes"]) / 1e6, row["flops"] / 1e9]
-        values += [1e3 * row["reading_s"], 1e3 * row["arithmetic_s"], row["flops_per_s"] / 1e9]
+    for one in rows:
+        values = [1e3 * one[name] for name in ("seconds", "seconds_min", "seconds_max")]
+        values += [one["tokens_per_s"], (one["weight_bytes"] + one["state_bytes"]) / 1e6, one["flops"] / 1e9]
+        values += [1e3 * one["reading_s"], 1e3 * one["arithmetic_s"], one["flops_per_s"] / 1e9]
         print(
-            f"{row['step']:<16}" + "".join(f"{v:>11.1f}" for v in values) + f"{row['of_limit']:>11.0%}  {row['bound']}"
+            f"{one['step']:<16}" + "".join(f"{v:>11.1f}" for v in values) + f"{one['of_limit']:>11.0%}  {one['bound']}"
         )
     print("of limit: the slower of reading and arithmetic at the measured rates, over the time taken (median)")
 
