@@ -55,7 +55,7 @@ def adopt(
     if isinstance(short, Shortfall):
         for source in sources:
             cache.unreference(source.group, source.slot, -1, used=False)
-        cache.release(row)
+        cache.release(row, used=False)
         return short
     if sources:
         cache.pins.setdefault(plan, []).extend((source.group, source.slot) for source in sources)

@@ -270,14 +270,17 @@ class KVCache:
                 full = np.concatenate([table[rows[i], first[i] : last[i]] for i in crossed])
             self.pool.slots[group].move(full, SlotState.READY)
 
-    def release(self, row: int) -> int:
-        """The row's sequence has left: its blocks lose a reference. Returns how many blocks that was."""
+    def release(self, row: int, *, used: bool = True) -> int:
+        """The row's sequence has left: its blocks lose a reference. Returns how many blocks that was.
+
+        Not `used`: it had not begun.
+        """
         touched, released = int(self.touched[row]), 0
         if self.sharing is not None:
             self.let_go(self.sharing.end(row), touched)
         for group, table in enumerate(self.tables):
             slots = table.clear(row)
-            self.unreference(group, slots, touched)
+            self.unreference(group, slots, touched, used=used)
             released += len(slots)
         self._reset(row)
         return released

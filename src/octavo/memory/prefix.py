@@ -53,6 +53,8 @@ class Node:
     """By tier, then group: how many of its children are kept there."""
     coming: int = 0
     """Copies to the device that are under way, of any group."""
+    settled: int = 0
+    """Bit by tier and group: since somebody last used it, it was copied down from there, or found not to be."""
     pins: int = 0
     """How many pins keep it."""
     held: int = 0

@@ -62,8 +62,6 @@ class Saving:
         self._storing: dict[_Copy, None] = {}
         self.erase: list[tuple[int, int]] = []
         """(group, disk slot) of records that a later run must not find."""
-        self.lost: dict[str, int] = {}
-        """Copies that did not arrive, by reason, since it was last asked."""
         if placement.saves:
             self._shelf.saves = self._saves
             self._shelf.save = self._save
@@ -122,7 +120,7 @@ class Saving:
         changed = False
         for group, slot in list(self._shelf.unsaved)[: max(0, blocks)]:
             if not self._save(group, slot):
-                self._shelf.let_go_unsaved(group, slot)
+                self._shelf.settle(self._directory.node_of(group, slot), group)
                 changed = True
         return changed
 
@@ -193,11 +191,9 @@ class Saving:
             stands = self._directory.lives(node) and node.slots[group] == copy.source
             if not reason and stands and node.places[HOST_TIER][group] == NO_SLOT:
                 self._host.publish(node, group, copy.target)
+            self._shelf.settle(node, group)
             self._host.unreference(group, copy.target)
             self._cache.unreference(group, np.array([copy.source], dtype=np.int32), -1, used=False)
-            if reason:
-                self.lost[reason] = self.lost.get(reason, 0) + 1
-                self._shelf.let_go_unsaved(group, copy.source)
 
     def _stored(self, copy: _Copy, ended: Ended) -> None:
         assert self._disk is not None
@@ -205,7 +201,6 @@ class Saving:
         del self._storing[copy]
         node, group, reason = copy.node, copy.group, ended.reasons[0]
         if reason:
-            self.lost[reason] = self.lost.get(reason, 0) + 1
             self._disk.abandon(group, copy.target)
         elif self._directory.lives(node):
             self._disk.publish(node, group, copy.target)
@@ -213,9 +208,8 @@ class Saving:
             self._disk.abandon(group, copy.target)
             self.erase.append((group, copy.target))
         self._disk.let_go(group, copy.target)
+        self._host.shelf.settle(node, group)
         self._host.unreference(group, copy.source)
-        if reason:
-            self._host.shelf.let_go_unsaved(group, copy.source)
 
     def held(self) -> list[tuple[int, int, int]]:
         """(tier, group, slot) of what copies touch, for the invariants."""

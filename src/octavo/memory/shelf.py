@@ -57,6 +57,7 @@ class Shelf:
             node = self.directory.node_of(group, slot, self.tier)
             if used:
                 node.last_used = self.directory.uses
+                node.settled = 0
             self._mark_unsaved(node, group, slot)
             self._offer(node, group)
 
@@ -110,7 +111,7 @@ class Shelf:
     # -- saving -------------------------------------------------------------------------------
 
     def _mark_unsaved(self, node: Node, group: int, slot: int) -> None:
-        if self.saves is not None and self.saves(node, group):
+        if self.saves is not None and not node.settled & self._bit(group) and self.saves(node, group):
             self.unsaved[group, slot] = None
             self.pool.count_unsaved(group, slot, +1)
 
@@ -119,9 +120,13 @@ class Shelf:
             del self.unsaved[group, slot]
             self.pool.count_unsaved(group, slot, -1)
 
-    def let_go_unsaved(self, group: int, slot: int) -> None:
-        """There is no saving this cached block: it may go as it is."""
-        self._forget_unsaved(group, slot)
+    def settle(self, node: Node, group: int) -> None:
+        """A copy of it has been made, or is not to be had: until it is used again, it may go as it is."""
+        node.settled |= self._bit(group)
+        self._forget_unsaved(group, node.places[self.tier][group])
+
+    def _bit(self, group: int) -> int:
+        return 1 << (self.tier * len(self.directory.groups) + group)
 
     # -- giving up ----------------------------------------------------------------------------
 
