@@ -1,10 +1,10 @@
 """Predicted beside measured: calibrate, then run workloads by the real engine and by the simulator.
 
-Calibrates the embedded model on this machine (or reads `--calibration`), runs W1 to W4 and Poisson arrivals at shares
-of what the replica can do, none of them used to fit, and simulates the same. Prints a table of predicted and
-measured figures beside the goals, how often single steps lie in their intervals and how wide those are, then one JSON
-line. Keep the machine otherwise idle; or, with `--own-time`, take seconds that the process computed in one thread,
-which others on the machine change little.
+Calibrates the embedded model on this machine (or reads `--calibration`), runs W1 to W4, Poisson arrivals at shares of
+what the replica can do, and W2 in too few blocks with a host tier, none of them used to fit, and simulates the same.
+Prints a table of predicted and measured figures beside the goals, how often single steps lie in their intervals and
+how wide those are, then one JSON line. Keep the machine otherwise idle; or, with `--own-time`, take seconds that the
+process computed in one thread, which others on the machine change little.
 
     python benchmarks/prediction.py                       about ten minutes
     python benchmarks/prediction.py --scale 0.25 --calibrate 40 --seconds 15 --loads 0.8
@@ -31,12 +31,13 @@ from workloads import NAMES, SEED, Job, drawn_workloads, find_file, read_workloa
 GOALS = {"tokens_per_s": 0.05, "tpot_mean_s": 0.05, "ttft_p50_s": 0.10, "ttft_p99_s": 0.20}
 TITLES = {"tokens_per_s": "tokens/s", "tpot_mean_s": "TPOT mean", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "TTFT p99"}
 COVERAGE, WIDTH = (0.75, 0.85), 0.25
+BLOCK_TOKENS = 16
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
     import torch
-    from prediction_runs import OwnClock, Timed, WallClock, run_really, run_virtually
+    from prediction_runs import OwnClock, Timed, WallClock, run_really
 
     from octavo.cost.calibration import read_calibration
     from octavo.simulate.calibrated import calibrated_replica
@@ -60,9 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     reports = []
     for timed in timed_workloads(options, loaded, replica):
         real = [run_really(engine, timed, clock) for _ in range(options.repeat)]
-        reports.append(report_of(timed, real, replica, calibration, run_virtually))
+        reports.append(report_of(timed, real, replica, calibration))
         print(f"  {timed.name}: {[round(one.span_s, 2) for one in real]} s", file=sys.stderr, flush=True)
     engine.close()
+    if options.tiered:
+        reports.append(tiered(options, loaded, replica, calibration, clock))
     pooled = pooled_coverage(reports)
     print_table(reports, pooled)
     told = {"benchmark": "prediction", "model": loaded.name, "dtype": options.dtype, "machine": facts,
@@ -84,6 +87,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--calibrate", type=float, default=180.0, help="seconds of calibrating (default 180)")
     add("--workloads", default=",".join(NAMES), help="by commas (default all four; none for none)")
     add("--loads", default="0.5,0.8,0.95", help="Poisson arrivals at these shares of capacity (none for none)")
+    add("--tiered", type=float, default=0.3, help="also W2 with this share of its blocks and a host tier (0: not)")
     add("--seconds", type=float, default=60.0, help="of arrivals of each Poisson run (default 60)")
     add("--scale", type=float, default=1.0, help="lengths of prompts and outputs times this")
     add("--repeat", type=int, default=1, help="runs of the real engine; figures are their medians (default 1)")
@@ -92,9 +96,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--kv-tokens", type=int, default=40_000, help="of the pool (default 40000)")
     add("--max-model-len", type=int, default=4352)
     add("--threads", type=int, help="torch threads; torch's own choice if not given")
-    add(
-        "--own-time", action="store_true", help="one thread, by its processor time instead of the wall"
-    )
+    add("--own-time", action="store_true", help="one thread, by its processor time instead of the wall")
     options = parser.parse_args(arguments)
     if options.own_time:
         if options.threads not in (None, 1):
@@ -110,25 +112,33 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def built(options: argparse.Namespace) -> Any:
-    import torch
     from transformers.utils import logging
 
-    from octavo.config import Config
-    from octavo.engine.build import engine_for
     from octavo.models.load import load_checkpoint
 
     logging.set_verbosity_error()
     loaded = load_checkpoint(options.model, dtype=options.dtype, skip_tokenizer_init=True)
+    return engine_around(options, loaded, -(-options.kv_tokens // BLOCK_TOKENS)), loaded
+
+
+def engine_around(options: argparse.Namespace, loaded: Any, blocks: int, **more: Any) -> Any:
+    import torch
+
+    from octavo.config import Config
+    from octavo.engine.build import engine_for
+
     config = Config.from_kwargs(
         skip_tokenizer_init=True,
         max_model_len=options.max_model_len,
-        num_gpu_blocks_override=-(-options.kv_tokens // 16),
+        num_gpu_blocks_override=blocks,
+        block_size=BLOCK_TOKENS,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         reuse="none",
         device="cpu",
+        **more,
     )
-    return engine_for(config, loaded, torch.device("cpu")), loaded
+    return engine_for(config, loaded, torch.device("cpu"))
 
 
 def calibrated(engine: Any, loaded: Any, options: argparse.Namespace) -> Any:
@@ -148,13 +158,17 @@ def calibrated(engine: Any, loaded: Any, options: argparse.Namespace) -> Any:
     return calibrate(engine, loaded.config_json, machine_fields(), measuring, tell=tell)
 
 
+def known_workloads(options: argparse.Namespace, loaded: Any) -> dict[str, Any]:
+    path = find_file(options.file, Path(__file__).resolve().parent)
+    return read_workloads(path) if path is not None else drawn_workloads(loaded.config_json["vocab_size"])
+
+
 def timed_workloads(options: argparse.Namespace, loaded: Any, replica: Any) -> list[Any]:
     """W1 to W4, all at once, and Poisson runs at shares of what the replica is predicted to do at most."""
     from prediction_runs import Timed, run_virtually
 
     vocabulary = loaded.config_json["vocab_size"]
-    path = find_file(options.file, Path(__file__).resolve().parent)
-    known = read_workloads(path) if path is not None else drawn_workloads(vocabulary)
+    known = known_workloads(options, loaded)
     unknown = [name for name in options.workloads if name not in known]
     if unknown:
         raise SystemExit(f"--workloads: {', '.join(unknown)} not there; there are {', '.join(known)}")
@@ -180,12 +194,32 @@ def _job(random: Random, vocabulary: int, scale: float) -> Job:
     return Job(prompt, max(2, round(random.randint(16, 256) * scale)))
 
 
-def report_of(timed: Any, real: list[Any], replica: Any, calibration: Any, run_virtually: Any) -> dict[str, Any]:
-    import numpy as np
-    from prediction_runs import FIGURES, step_coverage
+def tiered(options: argparse.Namespace, loaded: Any, replica: Any, calibration: Any, clock: Any) -> dict[str, Any]:
+    """W2 in a pool for a share of it: who gives way is moved to the host, and back."""
+    from dataclasses import replace
 
-    virtual = run_virtually(replica, timed)
-    ends = [run_virtually(replica, timed, factor) for factor in calibration.run_interval]
+    from prediction_runs import Timed, run_really
+
+    from octavo.simulate.deploy import Lower
+
+    jobs = known_workloads(options, loaded)["W2"].scaled(options.scale).jobs
+    needs = [-(-job.positions // BLOCK_TOKENS) for job in jobs]
+    blocks = max(max(needs) + 1, round(options.tiered * sum(needs)))
+    host_bytes = sum(needs) * replica.layout.slab_bytes
+    small = engine_around(options, loaded, blocks, host_bytes=host_bytes, preemption="offload")
+    timed = Timed("W2 tiered", jobs, (0.0,) * len(jobs))
+    real = [run_really(small, timed, clock) for _ in range(options.repeat)]
+    small.close()
+    print(f"  {timed.name}: {[round(one.span_s, 2) for one in real]} s", file=sys.stderr, flush=True)
+    return report_of(timed, real, replace(replica, slabs=blocks), calibration, Lower(host_bytes=host_bytes))
+
+
+def report_of(timed: Any, real: list[Any], replica: Any, calibration: Any, lower: Any = None) -> dict[str, Any]:
+    import numpy as np
+    from prediction_runs import FIGURES, run_virtually, step_coverage
+
+    virtual = run_virtually(replica, timed, lower=lower)
+    ends = [run_virtually(replica, timed, factor, lower) for factor in calibration.run_interval]
     rows = {}
     for name in FIGURES:
         measured = float(np.median([one.figures[name] for one in real]))

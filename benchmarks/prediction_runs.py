@@ -16,9 +16,10 @@ from workloads import Job
 from octavo.cost.calibration import Calibration
 from octavo.cost.step import Scaled, StepShape
 from octavo.engine.engine import Engine
+from octavo.policy.bundle import Policies
 from octavo.scheduling.plan import StepPlan, StepResult
 from octavo.scheduling.request import SamplingParams
-from octavo.simulate.deploy import Replica
+from octavo.simulate.deploy import Lower, Replica
 from octavo.simulate.drive import Simulation
 from octavo.simulate.measure import Measured
 from octavo.simulate.sources import OpenLoop
@@ -138,13 +139,15 @@ def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> R
     return Ran(_figures(timed, first - np.array(timed.arrivals), tpot, end), end, steps)
 
 
-def run_virtually(replica: Replica, timed: Timed, factor: float = 1.0) -> Ran:
+def run_virtually(replica: Replica, timed: Timed, factor: float = 1.0, lower: Lower | None = None) -> Ran:
+    """With `lower` tiers, those who give way are moved to the host."""
     requests = [
         TraceRequest(arrival_ns=round(at * 1e9), input_tokens=len(job.prompt), output_tokens=job.max_tokens)
         for job, at in zip(timed.jobs, timed.arrivals, strict=True)
     ]
     measured = Measured()
-    core = replica.core(cost=Scaled(replica.cost, factor) if factor != 1 else replica.cost)
+    policies = Policies.named(preemption="recompute" if lower is None else "offload")
+    core = replica.core(policies, cost=Scaled(replica.cost, factor) if factor != 1 else replica.cost, lower=lower)
     Simulation(core, OpenLoop(requests), [measured]).run()
     tpot = measured.column("tpot")
     return Ran(_figures(timed, measured.column("ttft"), tpot[~np.isnan(tpot)], measured.end_s), measured.end_s)

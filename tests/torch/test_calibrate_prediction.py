@@ -41,7 +41,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Pa
 
 def test_every_workload_is_measured_and_predicted(ran: tuple[dict[str, object], Path]) -> None:
     told, _ = ran
-    assert [one["name"] for one in told["workloads"]] == ["W1", "W2", "Poisson 50%"]
+    assert [one["name"] for one in told["workloads"]] == ["W1", "W2", "Poisson 50%", "W2 tiered"]
     for one in told["workloads"]:
         for row in one["figures"].values():
             assert row["measured"] > 0
