@@ -44,6 +44,7 @@ class NativeAttention:
 
     name = "cpu"
     block_order: BlockOrder = "heads_tokens"
+    reads_whole_blocks = False
 
     def __init__(self, instruction_set: str | None = None, threads: int | None = None) -> None:
         native = load_native()

@@ -110,6 +110,11 @@ class AttentionBackend(Protocol):
     @property
     def block_order(self) -> BlockOrder: ...
 
+    @property
+    def reads_whole_blocks(self) -> bool:
+        """Whether it gathers what a query does not see, weighted with zero: then that must be finite."""
+        ...
+
     def write(self, k: torch.Tensor, v: torch.Tensor, pages: Pages, step: AttentionStep) -> None:
         """Store the step's new keys and values, each [tokens, kv_heads, head_dim]."""
         ...

@@ -55,6 +55,7 @@ class ReferenceAttention:
 
     name = "reference"
     block_order: BlockOrder = "tokens_heads"
+    reads_whole_blocks = True
 
     def __init__(self, tile_bytes: int = TILE_BYTES) -> None:
         self._tile_bytes = tile_bytes

@@ -104,6 +104,7 @@ class _Recorder:
         self._inner = inner
         self.name = inner.name
         self.block_order: BlockOrder = inner.block_order
+        self.reads_whole_blocks = inner.reads_whole_blocks
         self.current: LayerSeen | None = None
 
     def write(self, k: torch.Tensor, v: torch.Tensor, pages: Pages, step: AttentionStep) -> None:

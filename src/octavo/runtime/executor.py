@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from octavo.errors import ConfigError
 from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.latent import LatentPages
 from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.layout import Layout
 from octavo.memory.values import Int32, Int64
@@ -70,7 +71,8 @@ class TorchExecutor:
         self._group_of = {layer: self.arena.group_of(layer) for layer in attending}
         self._slots = {layer: self.arena.slots(layer) for layer in keeping}
         self._layers = programs_of(model, self.backend, self._pages, self._group_of)
-        self._tensors = StepTensors(self.arena, rows)
+        whole = self.backend.reads_whole_blocks or any(isinstance(p, LatentPages) for p in self._pages.values())
+        self._tensors = StepTensors(self.arena, rows, clears=whole)
         self._sampler = sampler
         self._clock = clock
         self._results: deque[StepResult] = deque()

@@ -61,10 +61,14 @@ class _Table:
 
 
 class StepTensors:
-    """See the module docstring. `rows` is the size of the running set."""
+    """See the module docstring. `rows` is the size of the running set.
 
-    def __init__(self, arena: Arena, rows: int) -> None:
+    `clears`: whether what a step does not fill of a new block is zeroed, for kernels that read whole blocks.
+    """
+
+    def __init__(self, arena: Arena, rows: int, *, clears: bool = True) -> None:
         self._arena = arena
+        self._clears = clears
         self._device = arena.device
         self._tables = [_Table(rows) for _ in arena.layout.groups]
         self._constant = next((i for i, group in enumerate(arena.layout.groups) if group.block_tokens == 0), None)
@@ -152,7 +156,7 @@ class StepTensors:
                 self._arena.clear(self._constant, int(self._tables[self._constant].units[row, 0]))
         for copies in plan.copies_before:
             self._arena.copy(copies.group, copies.sources, copies.targets)
-        if taken:
+        if taken and self._clears:
             starts = self._computed.copy()
             starts[plan.rows] = plan.starts
             ends = starts.copy()
