@@ -19,7 +19,8 @@ from octavo.observe.chrome_trace import ENGINE, SEQUENCES, ChromeTrace
 from octavo.policy.bundle import Policies
 from octavo.simulate.deploy import Lower
 from octavo.simulate.drive import Simulation
-from octavo.simulate.measure import Measured
+from octavo.simulate.gaps import Gaps
+from octavo.simulate.measure import Measured, quantiles
 from octavo.simulate.page import page
 from octavo.simulate.plots import cumulative_shares, gantt, lines_over_time, stacked_over_time
 from octavo.simulate.report import figures, lines
@@ -224,3 +225,25 @@ def test_tiers_and_trees_that_make_no_sense_are_refused(
 ) -> None:
     assert octavo(["simulate", *BY_HAND, "--requests", "4", *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+# -- many tokens ------------------------------------------------------------------------------------
+
+
+def test_gaps_of_many_tokens_keep_their_mean_and_their_percentiles_and_no_more_memory() -> None:
+    generator = np.random.default_rng(0)
+    few, many, exact = Gaps(), Gaps(), []
+    for _ in range(300):
+        values = generator.lognormal(-4, 1, 1000)
+        many.add(values, 2.0)
+        exact.append(values)
+    few.add(exact[0])
+    assert few.all()[0].tolist() == exact[0].tolist()
+    told, true = quantiles(*many.all()), quantiles(np.concatenate(exact))
+    assert told is not None
+    assert true is not None
+    assert told["mean"] == pytest.approx(true["mean"], rel=1e-9)
+    for name in ("p50", "p90", "p99"):
+        assert told[name] == pytest.approx(true[name], rel=2e-3)
+    assert len(many.all()[0]) < 300_000
+    assert many.all()[1].sum() == pytest.approx(600_000)

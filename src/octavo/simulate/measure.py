@@ -35,6 +35,7 @@ from octavo.scheduling.leap import DecodeRun
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.drive import Happening
 from octavo.simulate.executors import seconds
+from octavo.simulate.gaps import Gaps
 
 _MOST_LOOKS = 256
 QUANTILES = (0.5, 0.9, 0.99)
@@ -126,9 +127,7 @@ class Measured:
         self._records: dict[str, array[float]] = {name: array("d") for name in _COLUMNS}
         self._last_s = np.full(1024, np.nan)
         """When each sequence got its last token."""
-        self._gaps: list[Float64] = []
-        self._gap_runs: list[tuple[Float64, int]] = []
-        """(gaps, how many sequences had each)."""
+        self._gaps = Gaps()
         self.slabs = 0
         self._free = 0
         self.slab_bytes = 0
@@ -219,7 +218,7 @@ class Measured:
         self._last_s[ids] = step.now
         gaps = gaps[~np.isnan(gaps)]
         if len(gaps):
-            self._gaps.append(gaps)
+            self._gaps.add(gaps)
 
     def _run(self, run: DecodeRun) -> None:
         ids, steps, sequences = run.sequence_ids, run.steps, len(run.rows)
@@ -235,8 +234,8 @@ class Measured:
         self.used_slab_s += float((took * used).sum())
         self.peak_slabs = max(self.peak_slabs, int(used.max()))
         self._widen(int(ids.max()))
-        self._gaps.append(run.moments[1] - self._last_s[ids])
-        self._gap_runs.append((took[1:], sequences))
+        self._gaps.add(run.moments[1] - self._last_s[ids])
+        self._gaps.add(took[1:], sequences)
         self._last_s[ids] = run.moments[-1]
         self.end_s = float(run.moments[-1])
         for end in run.ended:
@@ -276,11 +275,7 @@ class Measured:
 
     def gaps(self) -> tuple[Float64, Float64]:
         """Times between consecutive tokens of a sequence, and how many there were of each."""
-        values = [*self._gaps, *(gaps for gaps, _ in self._gap_runs)]
-        weights = [*(np.ones(len(g)) for g in self._gaps), *(np.full(len(g), float(n)) for g, n in self._gap_runs)]
-        if not values:
-            return np.empty(0), np.empty(0)
-        return np.concatenate(values), np.concatenate(weights)
+        return self._gaps.all()
 
     def good(self, objectives: Objectives) -> int:
         """Requests that met all objectives."""
