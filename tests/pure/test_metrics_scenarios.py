@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from tests.pure.metrics_by_hand import MODEL, scraped, total, value
 from tests.pure.test_deployment import CPU, llama
+from tests.pure.tier_worlds import TierWorld
 from tests.pure.worlds import drain, engine, one_group, request
 
 from octavo.config import Config
@@ -19,10 +21,12 @@ from octavo.geometry.state import Component
 from octavo.memory.cache import KVCache
 from octavo.memory.groups import StateGroup
 from octavo.memory.layout import make_layout
+from octavo.memory.values import TIERS
 from octavo.observe.histogram import GAPS, SEQUENCES, STEP_PARTS, TOKENS, WAITS, Histogram
 from octavo.observe.metrics import Metrics
-from octavo.observe.names import ABSENT, NAMES, PREFIX, table
+from octavo.observe.names import ABSENT, FAILURES, NAMES, PREFIX, failure_class, names_of, table
 from octavo.policy.bundle import Policies
+from octavo.runtime.disk_format import Reason
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Refused
 from octavo.scheduling.limits import Limits
@@ -251,7 +255,7 @@ def test_a_snapshot_is_plain_and_says_the_same_as_a_scrape() -> None:
     assert plain["kv_bytes_used"]["full"] == value(series, "kv_bytes_used", group="full") > 0
     assert plain["active_sequences"] == value(series, "active_sequences")
     assert plain["batch_size_by_iteration"]["sum"] == value(series, "batch_size_by_iteration_sum")
-    assert set(plain) == {name.name for name in NAMES} | {"model", "kv_usage"}
+    assert set(plain) == {name.name for name in names_of(("device",))} | {"model", "kv_usage"}
 
 
 @pytest.mark.parametrize("bounds", [SEQUENCES, TOKENS, GAPS, WAITS, STEP_PARTS])
@@ -271,18 +275,44 @@ def exposed(metrics: Metrics) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", metrics.render().decode(), flags=re.MULTILINE))
 
 
+def with_tiers() -> dict[tuple[str, ...], EngineCore]:
+    """An engine of each kind, by the tiers that it has."""
+    return {
+        ("device",): engine(),
+        ("device", "host"): TierWorld(host_slabs=4).core,
+        TIERS: TierWorld(host_slabs=4, disk_slots=4).core,
+    }
+
+
+def test_no_series_tells_of_a_tier_that_the_engine_has_not_got() -> None:
+    below = {"host": ("host", "offload", "demote", "promote"), "disk": ("disk", "store", "load")}
+    for tiers, core in with_tiers().items():
+        values = {value for _, pairs in scraped(watched(core)) for _, value in pairs}
+        for tier, words in below.items():
+            assert values & set(words) == (set(words) if tier in tiers else set())
+
+
+def test_every_reason_of_a_store_or_a_mover_is_a_label_and_free_text_is_not() -> None:
+    assert set(get_args(Reason)) | {"timed_out", "lost_completion", "not_begun", "error"} == set(FAILURES)
+    assert [failure_class(reason) for reason in FAILURES] == list(FAILURES)
+    assert failure_class("error: no such device as /dev/secret") == failure_class("") == "error"
+
+
 def test_the_page_and_the_engine_have_the_same_names_types_labels_and_meanings() -> None:
     page = PAGE.read_text()
-    for section in ("memory", "sequences", "reuse", "steps", "latency"):
+    for section in dict.fromkeys(name.section for name in NAMES):
         assert table(section) in page
-    metrics = watched(engine())
-    listed = {name.full: name.kind for name in NAMES}
-    assert exposed(metrics) == listed
-    labels: dict[str, set[str]] = {}
-    for name, pairs in scraped(metrics):
-        family = name if name in listed else re.sub("_(bucket|count|sum)$", "", name)
-        labels.setdefault(family, {"model"}).update(dict(pairs).keys() - {"le"})
-    assert labels == {name.full: set(name.labels) for name in NAMES}
+    for tiers, core in with_tiers().items():
+        metrics = watched(core)
+        names = names_of(tiers)
+        listed = {name.full: name.kind for name in names}
+        assert exposed(metrics) == listed
+        labels: dict[str, set[str]] = {}
+        for name, pairs in scraped(metrics):
+            family = name if name in listed else re.sub("_(bucket|count|sum)$", "", name)
+            labels.setdefault(family, {"model"}).update(dict(pairs).keys() - {"le"})
+        assert labels == {name.full: set(name.labels) for name in names}
+    assert names_of(TIERS) == NAMES
     kept = set(re.findall(r"^\| `octavo_(\w+)` \| \w+ \|$", page, flags=re.MULTILINE))
     assert kept == set(ABSENT)
     assert not kept & {name.name for name in NAMES}

@@ -40,7 +40,8 @@ class Exposition:
         """What prometheus-client calls on a scrape."""
         reading = self._read()
         for name in NAMES:
-            yield self._family(name, reading[name.name])
+            if name.name in reading:  # else this engine has not the tier that it tells of
+                yield self._family(name, reading[name.name])
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

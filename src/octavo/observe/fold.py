@@ -2,6 +2,7 @@
 
 Knows of each live sequence when it arrived, was scheduled and got its first token; the time of its
 last token stands in an array by row, so that a step costs the same however many tokens it brings.
+What a sequence found in lower tiers is a hit once it has come, and a miss once it will not.
 
 Invariant: counters never go down, and every event is counted once.
 """
@@ -9,15 +10,15 @@ Invariant: counters never go down, and every event is counted once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import isnan, nan
 
 import numpy as np
 
-from octavo.memory.values import DEVICE
+from octavo.memory.values import DEVICE, DISK, HOST, TIERS
 from octavo.observe.histogram import BOUNDS, WAITS, Histogram
-from octavo.observe.names import BLOCKED_BY, NAMES
+from octavo.observe.names import BLOCKED_BY, failure_class, names_of
 from octavo.scheduling.events import (
     Admitted,
     Arrived,
@@ -48,18 +49,23 @@ class _Live:
     last_s: float = nan
     """Of its last token, while it has no row."""
     row: int = -1
+    seated_s: float = nan
+    """The last time."""
+    looked_up: Admitted | None = None
+    """What it found, while some of that is still to come."""
 
 
 class Fold:
     """`counters[name][label value]` and `histograms[name][label value]`; the value is "" where there is no label."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, tiers: Collection[str] = TIERS) -> None:
+        names = names_of(tiers)
         self.counters: dict[str, dict[str, float]] = {
-            n.name: dict.fromkeys(n.values or ("",), 0) for n in NAMES if n.kind == "counter"
+            n.name: dict.fromkeys(n.values or ("",), 0) for n in names if n.kind == "counter"
         }
         self.histograms = {
             n.name: {value: Histogram(BOUNDS.get(n.name, WAITS)) for value in n.values or ("",)}
-            for n in NAMES
+            for n in names
             if n.kind == "histogram"
         }
         self.bound_by = "none"
@@ -109,28 +115,40 @@ class Fold:
         self.counters["refusals_total"][event.reason] += 1
 
     def _admitted(self, event: Admitted) -> None:
-        self.counters["resumes_total" if event.resumed else "admissions_total"][""] += 1
-        self.counters["recomputed_tokens_total"][""] += event.recomputed_tokens
-        if event.looked_up_tokens:
-            self._looked_up(event)
         self._waiting.discard(event.sequence_id)
+        self.counters["recomputed_tokens_total"][""] += event.recomputed_tokens
         live = self._live.get(event.sequence_id)
+        again = event.resumed if live is None else not isnan(live.scheduled_s)
+        self.counters["resumes_total" if again else "admissions_total"][""] += 1
         if live is None:  # it was here before we began to watch
             self._last_s[event.row] = nan
+            self._looked_up(event)
             return
-        live.row = event.row
+        live.row, live.seated_s = event.row, event.now
         self._last_s[event.row] = live.last_s
-        if isnan(live.scheduled_s):
+        if not again:
             live.scheduled_s = event.now
             self._observe("queue_seconds", event.now - live.arrived_s)
+        if any(tier != DEVICE for tier, _ in event.cached_by_tier):
+            live.looked_up = event
+        else:
+            self._looked_up(event)
 
-    def _looked_up(self, event: Admitted) -> None:
+    def _looked_up(self, event: Admitted, lost: str = "") -> None:
+        """`lost`: why what it found below the device did not come, and it starts without any of it."""
+        if not event.looked_up_tokens:
+            return
         self.counters["prefix_cache_queries_total"][""] += event.looked_up_tokens
-        self.counters["prefix_cache_hits_total"][DEVICE] += event.cached_tokens
         misses = self.counters["prefix_cache_misses_total"]
         misses[f"{DEVICE}/absent"] += event.looked_up_tokens - event.known_tokens
         misses[f"{DEVICE}/incomplete"] += event.known_tokens - event.cached_tokens - event.unused_tokens
         misses[f"{DEVICE}/no_room"] += event.unused_tokens
+        by_tier = dict(event.cached_by_tier)
+        if lost:
+            misses[f"{DISK if DISK in by_tier else HOST}/{failure_class(lost)}"] += event.cached_tokens
+        else:
+            for tier, tokens in by_tier.items():
+                self.counters["prefix_cache_hits_total"][tier] += tokens
 
     def _reset(self, event: CacheReset) -> None:
         self.counters["evictions_total"][DEVICE] += event.evicted_blocks
@@ -145,15 +163,36 @@ class Fold:
         if live is not None:
             live.last_s = float(self._last_s[live.row]) if live.row >= 0 else nan
             live.row = -1
+            live.looked_up = None
+
+    def _arrived(self, event: Arrived) -> None:
+        self._observe("transfer_stall_seconds", event.waited_s)
+        live = self._live.get(event.sequence_id)
+        if live is not None and live.looked_up is not None:
+            self._looked_up(live.looked_up)
+            live.looked_up = None
 
     def _restarted(self, event: Restarted) -> None:
+        self.counters["restarts_total"][failure_class(event.reason)] += 1
+        live = self._live.get(event.sequence_id)
+        if live is not None:
+            self._observe("transfer_stall_seconds", event.now - live.seated_s)
+            if live.looked_up is not None:
+                self._looked_up(live.looked_up, event.reason)
         self._back_in_line(event.sequence_id)
 
     def _transferred(self, event: Transferred) -> None:
-        pass
-
-    def _arrived(self, event: Arrived) -> None:
-        pass
+        counters = self.counters
+        counters["transfer_bytes_total"][event.route] += event.bytes
+        counters["transfer_seconds_total"][event.route] += event.seconds
+        for reason in event.reasons:
+            counters["transfer_failures_total"][f"{event.route}/{failure_class(reason)}"] += 1
+        if event.route == "demote":
+            counters["host_offload_bytes_total"][""] += event.bytes
+        elif event.route == "promote" and event.blocks:
+            counters["host_promotions_total"][""] += event.blocks
+            counters["host_promotion_bytes_total"][""] += event.bytes
+            self._observe("promotion_seconds", event.seconds)
 
     def _planned(self, event: StepPlanned) -> None:
         self.counters["limiting_resource_steps_total"][event.resource] += 1
@@ -188,7 +227,10 @@ class Fold:
         self._busy_until = max(self._busy_until, event.now)
         while self._busy[0][1] < event.now - BUSY_WINDOW_S:
             self._busy.popleft()
-        self.counters["evictions_total"][DEVICE] += event.evicted_blocks
+        evictions = self.counters["evictions_total"]
+        for tier, blocks in zip(TIERS, (event.evicted_blocks, *event.evicted_below), strict=True):
+            if blocks:
+                evictions[tier] += blocks
         parts = (("schedule", event.schedule_s), ("execute", event.execute_s), ("commit", event.commit_s))
         for part, seconds in parts:
             if seconds is not None:

@@ -12,14 +12,26 @@ from __future__ import annotations
 import numpy as np
 
 from octavo.memory.cache import KVCache
+from octavo.memory.layout import Layout
 from octavo.memory.slots import SlotState
-from octavo.memory.values import Int32
+from octavo.memory.tiering import Tiering
+from octavo.memory.tiers import DiskTier, HostTier
+from octavo.memory.values import DEVICE, DISK, HOST, Int32
 from octavo.memory.waste import waste
+from octavo.observe.metadata import metadata_bytes
 from octavo.observe.names import BLOCKED_BY
 from octavo.scheduling.core import EngineCore
 
 Values = dict[str, dict[str, float]]
 """By name, then by label value ("" where there is no label)."""
+
+
+def tiers_of(core: EngineCore) -> tuple[str, ...]:
+    """The tiers that this engine has."""
+    tiering = core.scheduler.tiering
+    if tiering is None:
+        return (DEVICE,)
+    return (DEVICE, HOST) if tiering.disk is None else (DEVICE, HOST, DISK)
 
 
 def read_gauges(core: EngineCore, bound_by: str) -> Values:
@@ -31,7 +43,12 @@ def read_gauges(core: EngineCore, bound_by: str) -> Values:
         waiting = len(scheduler.waiting)
         kept = int(scheduler.cache.committed[running.live_rows()].sum())
         kept += sum(state.tokens for state in scheduler.cache.suspensions.values())
-        values = _memory(scheduler.cache)
+        values = _memory(scheduler.cache, scheduler.tiering)
+        if scheduler.tiering is not None:
+            values |= _tiers(scheduler.cache, scheduler.tiering)
+        pins = scheduler.kept.pins
+        values["pinned_tokens"] = {"": 0 if pins is None else pins.tokens}
+        values["broken_pins_total"] = _broken_pins(scheduler.cache, scheduler.tiering)
     values["live_cached_tokens"] = {"": kept}
     values["active_sequences"] = {"": active}
     values["waiting_sequences"] = {reason: waiting if reason == bound_by else 0 for reason in BLOCKED_BY}
@@ -43,7 +60,7 @@ def usage(values: Values) -> float:
     return sum(values["kv_bytes_used"].values()) / values["kv_capacity_bytes"][""]
 
 
-def _memory(cache: KVCache) -> Values:
+def _memory(cache: KVCache, tiering: Tiering | None) -> Values:
     pool = cache.pool
     by_group: Values = {
         name: {}
@@ -62,7 +79,7 @@ def _memory(cache: KVCache) -> Values:
     lost = waste(cache)
     return by_group | {
         "kv_capacity_bytes": {"": pool.slabs * cache.layout.slab_bytes},
-        "kv_metadata_bytes": {"": _metadata_bytes(cache)},
+        "kv_metadata_bytes": {"": metadata_bytes(cache, None if tiering is None else tiering.host.pool)},
         "kv_waste_bytes": {
             "reserved": lost.reserved_bytes,
             "internal": lost.internal_bytes,
@@ -72,19 +89,56 @@ def _memory(cache: KVCache) -> Values:
     }
 
 
+def _tiers(cache: KVCache, tiering: Tiering) -> Values:
+    """The tiers below the device: a block there is used, cached, or free."""
+    capacity: dict[str, float] = {HOST: tiering.host.pool.slabs * cache.layout.slab_bytes}
+    used: dict[str, float] = {}
+    kept: dict[str, float] = {}
+    used[HOST], kept[HOST] = _host_bytes(tiering.host, cache.layout)
+    if tiering.disk is not None:
+        sizes = [group.block_bytes for group in cache.layout.groups]
+        capacity[DISK] = sum(n * size for n, size in zip(tiering.disk.slots, sizes, strict=True))
+        used[DISK], kept[DISK] = _disk_bytes(tiering.disk, sizes)
+    return {
+        "tier_capacity_bytes": capacity,
+        "tier_bytes_used": used,
+        "tier_bytes_cached": kept,
+        "suspended_sequences": {"": len(cache.suspensions)},
+        "loading_sequences": {"": len(tiering.loading)},
+    }
+
+
+def _host_bytes(host: HostTier, layout: Layout) -> tuple[int, int]:
+    used = kept = 0
+    for group, slots in zip(layout.groups, host.pool.slots, strict=True):
+        used += int(np.count_nonzero(slots.refs)) * group.block_bytes
+        kept += int(np.count_nonzero((slots.state == SlotState.READY) & (slots.refs == 0))) * group.block_bytes
+    return used, kept
+
+
+def _disk_bytes(disk: DiskTier, sizes: list[int]) -> tuple[int, int]:
+    used = kept = 0
+    for group, size in enumerate(sizes):
+        busy = frozenset(disk.busy_slots(group))
+        used += len(busy) * size
+        kept += sum(slot not in busy for slot in disk.found_slots(group)) * size
+    return used, kept
+
+
+def _broken_pins(cache: KVCache, tiering: Tiering | None) -> dict[str, float]:
+    broken: dict[str, float] = {DEVICE: 0 if cache.sharing is None else cache.sharing.shelf.broken_pins}
+    if tiering is not None:
+        broken[HOST] = 0 if tiering.host.shelf is None else tiering.host.shelf.broken_pins
+    return broken
+
+
 def in_sequences(cache: KVCache, group: int) -> Int32:
     """How many sequences have each slot in their tables: references that only keep it for a while count for nobody."""
     refs = cache.pool.slots[group].refs
-    if cache.sharing is None:
+    copied = [] if cache.copied is None else [slot for tier, of, slot in cache.copied() if (tier, of) == (0, group)]
+    if cache.sharing is None and not copied:
         return refs
     held = [slots for pinned in cache.pins.values() for pinned_group, slots in pinned if pinned_group == group]
-    doubles = [slot for doubled_group, slot in cache.sharing.doubles() if doubled_group == group]
-    beside = np.concatenate([*held, np.array(doubles, dtype=np.int32)])
+    doubles = [] if cache.sharing is None else [slot for of, slot in cache.sharing.doubles() if of == group]
+    beside = np.concatenate([*held, np.array(doubles + copied, dtype=np.int32)])
     return (refs - np.bincount(beside, minlength=len(refs))).astype(np.int32)
-
-
-def _metadata_bytes(cache: KVCache) -> int:
-    arrays: list[np.ndarray] = [cache.committed, cache.touched, cache.pool.owner, cache.pool.used]
-    for table, slots in zip(cache.tables, cache.pool.slots, strict=True):
-        arrays += [table.slots, table.counts, slots.state, slots.refs, slots.last_plan]
-    return sum(array.nbytes for array in arrays)

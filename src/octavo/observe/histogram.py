@@ -67,6 +67,8 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     "batch_size_by_iteration": SEQUENCES,
     "batch_tokens_by_iteration": TOKENS,
     "step_seconds": STEP_PARTS,
+    "promotion_seconds": STEP_PARTS,
+    "transfer_stall_seconds": STEP_PARTS,
     "time_per_output_token_seconds": GAPS,
     "inter_token_latency_seconds": GAPS,
 }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo.observe.fold import Fold
-from octavo.observe.gauges import Values, read_gauges, usage
+from octavo.observe.gauges import Values, read_gauges, tiers_of, usage
 from octavo.observe.histogram import Distribution
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event
@@ -31,7 +31,7 @@ class Metrics:
         self._clock = clock
         self._since = clock()
         self._lock = threading.Lock()
-        self._fold = Fold(core.scheduler.running.rows)
+        self._fold = Fold(core.scheduler.running.rows, tiers_of(core))
         self._model = model
         self._exposition: Any = None
 

@@ -1,0 +1,59 @@
+"""What bookkeeping takes of the host's memory: tables, states of slots, and what finds kept blocks again.
+
+Arrays are counted to the byte. Nodes of the prefix directory are Python objects: the oldest few are weighed with what
+belongs to them alone, and stand for all. Reads only; costs the same however many nodes there are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from octavo.memory.cache import KVCache
+from octavo.memory.pool import BlockPool
+from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
+
+WEIGHED = 64
+"""Nodes that stand for all."""
+ENTRY_BYTES = 100
+"""Of a dict, for each key that it holds: its entry, its part of the index, and what is kept free."""
+INT_BYTES = 32
+"""Of an integer as an object."""
+
+
+def metadata_bytes(cache: KVCache, host: BlockPool | None) -> int:
+    """`host`: the pool of the host tier, if there is one."""
+    arrays: list[np.ndarray] = [cache.committed, cache.touched]
+    for table in cache.tables:
+        arrays += [table.slots, table.counts]
+    for pool in (cache.pool, *(() if host is None else (host,))):
+        arrays += [pool.owner, pool.used]
+        for slots in pool.slots:
+            arrays += [slots.state, slots.refs, slots.last_plan]
+    found = sum(array.nbytes for array in arrays)
+    return found if cache.sharing is None else found + directory_bytes(cache.sharing.directory)
+
+
+def directory_bytes(directory: PrefixDirectory) -> int:
+    """About what the prefix directory takes."""
+    columns = sum(slots.nbytes for tier in directory.keyed_in for slots in tier)
+    weighed = [_node_bytes(node) for node in islice(directory.nodes(), WEIGHED)]
+    return columns + (round(sum(weighed) / len(weighed) * len(directory)) if weighed else 0)
+
+
+def _node_bytes(node: Node) -> int:
+    own = sum(map(sys.getsizeof, {id(part): part for part in _parts(node)}.values()))
+    placed = sum(slot != NO_SLOT for place in node.places for slot in place)
+    parent = 0 if node.parent is None else ENTRY_BYTES
+    return own + ENTRY_BYTES + parent + placed * (ENTRY_BYTES + 2 * INT_BYTES)
+
+
+def _parts(node: Node) -> Iterator[object]:
+    """The node, and what it alone refers to; other nodes are weighed for themselves."""
+    yield from (node, node.key, node.said, node.identity, node.places, *node.places)
+    yield from (node.children_in, *node.children_in, node.children)
+    yield from node.children
+    yield from node.children.values()
