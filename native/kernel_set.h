@@ -34,6 +34,7 @@ class KernelSet {
               const float* sinks, int threads);
   void write(const Write& write, int64_t tokens, int threads) const;
   const char* name() const { return kernels_->name; }
+  size_t bytes() const { return partials_.size() * sizeof(float) + arrived_.size() * sizeof(arrived_[0]); }
 
  private:
   const Kernels* kernels_ = nullptr;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <new>
 #include <stdexcept>
 
@@ -39,20 +38,6 @@ std::vector<LinearSet> find_sets() {
 #endif
   found.push_back({"portable", &linear::kPortable, false, false});
   return found;
-}
-
-// Inputs of the calling thread's current product.
-float* held_inputs(size_t count) {
-  thread_local std::unique_ptr<float, decltype(&std::free)> held(nullptr, &std::free);
-  thread_local size_t size = 0;
-  if (size < count) {
-    held.reset();
-    size = 0;
-    held.reset(static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64)));
-    if (!held) throw std::bad_alloc();
-    size = count;
-  }
-  return held.get();
 }
 
 struct Gather {
@@ -221,7 +206,7 @@ void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
   const int64_t count = (call.rows + most - 1) / most;
   std::vector<Tile> tiles(count);
   const int64_t inputs = places(form, panels_.inputs);
-  float* x = held_inputs(call.rows * inputs);
+  float* x = thread_floats(call.rows * inputs, Use::prepared);
   for (int64_t t = 0, first = 0; t < count; t++) {  // as even as they can be
     const int rows = static_cast<int>((call.rows - first + count - t - 1) / (count - t));
     tiles[t] = {first, rows, x + first * inputs};

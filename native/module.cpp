@@ -71,9 +71,16 @@ void write_into(const KernelSet& self, const Pages& pages, int dtype, uintptr_t 
 NB_MODULE(_native, m) {
   using namespace octavo;
   m.doc() = "octavo's CPU kernels; use them through octavo.kernels.cpu";
+  // An engine that another thread, or a registry of another package, still holds when the process ends is no leak.
+  nb::set_leak_warnings(false);
   m.def("instruction_sets", &names, "Names of the kernels that run on this processor, the fastest first.");
   m.def("thread_runtime", [] { return std::string(thread_runtime()); },
         "File of the OpenMP runtime whose threads are used; empty where there is none.");
+  m.def("thread_bytes", &thread_bytes, "Bytes of scratch memory that the process's threads keep.");
+  m.def("pin_threads", [](const std::vector<int>& cores) {
+    nb::gil_scoped_release unlocked;
+    return pin_threads(cores);
+  }, "Bind each thread of the calling thread's pool to one of `cores`; False where that cannot be.");
   nb::class_<Pages>(m, "Pages")
       .def("__init__",
            [](Pages* self, int dtype, const std::vector<uintptr_t>& addresses, int64_t units, int64_t unit_bytes,
@@ -86,6 +93,7 @@ NB_MODULE(_native, m) {
   nb::class_<KernelSet>(m, "Kernels")
       .def(nb::init<const std::string&>())
       .def_prop_ro("name", &KernelSet::name)
+      .def_prop_ro("bytes", &KernelSet::bytes)
       .def("attend", &attend_over)
       .def("write", &write_into);
   bind_linear(m);

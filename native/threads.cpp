@@ -3,11 +3,13 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #if defined(__linux__)
 #include <link.h>
+#include <sched.h>
 #endif
 
 namespace octavo {
@@ -52,10 +54,18 @@ void take(void* argument) {
   for (int64_t i; (i = work.next.fetch_add(1, std::memory_order_relaxed)) < work.count;) work.body(work.context, i);
 }
 
+std::atomic<size_t> held_bytes{0};
+
 struct Floats {
   float* start = nullptr;
   size_t size = 0;
-  ~Floats() { std::free(start); }
+  void let_go() {
+    std::free(start);
+    held_bytes -= size * sizeof(float);
+    start = nullptr;
+    size = 0;
+  }
+  ~Floats() { let_go(); }
 };
 
 }  // namespace
@@ -73,18 +83,54 @@ void run_on_threads(int64_t count, int threads, void (*body)(void*, int64_t), vo
   else take(&work);
 }
 
-float* thread_floats(size_t count) {
-  thread_local Floats own;
+float* thread_floats(size_t count, Use use) {
+  thread_local Floats both[2];
+  Floats& own = both[static_cast<int>(use)];
   if (own.size < count) {
-    std::free(own.start);
-    own.start = nullptr;
-    own.size = 0;
+    own.let_go();
     const size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
     own.start = static_cast<float*>(std::aligned_alloc(64, bytes));
     if (!own.start) throw std::bad_alloc();
     own.size = bytes / sizeof(float);
+    held_bytes += bytes;
   }
   return own.start;
 }
+
+size_t thread_bytes() { return held_bytes.load(); }
+
+#if defined(__linux__)
+namespace {
+
+struct Pins {
+  const std::vector<int>* cores;
+  std::atomic<int> arrived{0}, bound{0};
+};
+
+// Waits until every thread is here, so that each takes exactly one core.
+void pin_one(void* argument) {
+  Pins& pins = *static_cast<Pins*>(argument);
+  const int wanted = static_cast<int>(pins.cores->size()), own = pins.arrived++;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (pins.arrived < wanted)
+    if (std::chrono::steady_clock::now() > end) return;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  if (own >= wanted || (*pins.cores)[own] < 0 || (*pins.cores)[own] >= CPU_SETSIZE) return;
+  CPU_SET((*pins.cores)[own], &one);
+  if (sched_setaffinity(0, sizeof(one), &one) == 0) pins.bound++;
+}
+
+}  // namespace
+
+bool pin_threads(const std::vector<int>& cores) {
+  Pins pins{&cores};
+  if (cores.size() > 1 && parallel()) parallel()(pin_one, &pins, static_cast<unsigned>(cores.size()), 0);
+  else pin_one(&pins);
+  return pins.bound == static_cast<int>(cores.size());
+}
+#else
+bool pin_threads(const std::vector<int>&) { return false; }
+#endif
 
 }  // namespace octavo

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace octavo {
 
@@ -13,7 +14,16 @@ const char* thread_runtime();
 // body(context, index) for every index below `count`, each taken by whichever thread is free.
 void run_on_threads(int64_t count, int threads, void (*body)(void*, int64_t), void* context);
 
-// Memory of the calling thread that is kept between calls, aligned to 64 bytes.
-float* thread_floats(size_t count);
+// Memory of the calling thread that is kept between calls, aligned to 64 bytes: what it works with inside a body, or
+// what it prepares for the bodies of others.
+enum class Use : int { body, prepared };
+float* thread_floats(size_t count, Use use = Use::body);
+
+// Bytes of such memory over all threads of the process.
+size_t thread_bytes();
+
+// Bind each of `cores.size()` threads of the calling thread's pool, itself included, to one core. False where this
+// system cannot, or the pool has not that many threads.
+bool pin_threads(const std::vector<int>& cores);
 
 }  // namespace octavo

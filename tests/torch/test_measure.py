@@ -15,7 +15,9 @@ from octavo.config import Config
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
 from octavo.errors import ConfigError
+from octavo.kernels.cpu import load_native
 from octavo.memory.cache import KVCache
+from octavo.models.load import held_bytes
 from octavo.planner.ledger import DRAWN_ELEMENTS, QUERY_ROWS, RUNTIME_LINES, TILE_BYTES, Ledger
 from octavo.runtime import measure, sampler
 from octavo.runtime.measure import PeakMeter, array_bytes, measured_ledger
@@ -92,7 +94,7 @@ def test_what_was_counted_before_is_not_counted_again() -> None:
 def test_what_is_held_is_measured_exactly(engine: Engine) -> None:
     found = by_label(measured_ledger(engine))
     model = engine.core.executor.model
-    assert found["weights"] == sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
+    assert found["weights"] == held_bytes(model) > 0
     assert found["KV cache"] == engine.deployment.kv_bytes
     assert found["allocator metadata"] == array_bytes(engine.core.scheduler.cache.pool) > 0
     assert found["block tables and token columns"] >= engine.core.scheduler.running.outputs.nbytes
@@ -101,6 +103,14 @@ def test_what_is_held_is_measured_exactly(engine: Engine) -> None:
     assert found["other engine state"] > 50 * 2**20  # at least an interpreter with torch in it
     serve(engine, 30, 3)
     assert by_label(measured_ledger(engine))["attention workspace"] > 0
+
+
+@pytest.mark.skipif(load_native() is None, reason="the native kernels were not built")
+def test_scratch_memory_of_the_native_kernels_is_counted(tmp_path: Path) -> None:
+    made = build_engine(Config.from_kwargs(model=str(tiny_llama(tmp_path)), max_kv_tokens=256, attention_backend="cpu"))
+    serve(made, 30, 3)
+    backend = made.core.executor.backend
+    assert by_label(measured_ledger(made))["attention workspace"] == backend.scratch_bytes > 4 * 30 * 16
 
 
 def test_an_engine_without_a_model_has_no_ledger(engine: Engine) -> None:

@@ -64,6 +64,13 @@ class NativeAttention:
         return name
 
     @property
+    def scratch_bytes(self) -> int:
+        """Memory that the kernels keep between calls: this backend's, and that of the process's threads."""
+        own: int = self._kernels.bytes
+        shared: int = self._native.thread_bytes()
+        return own + shared
+
+    @property
     def threads(self) -> int:
         return self._threads or torch.get_num_threads()
 

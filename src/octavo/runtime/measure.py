@@ -103,7 +103,7 @@ def _held(engine: Engine, executor: TorchExecutor) -> dict[str, int]:
     scheduler = engine.core.scheduler
     weights = held_bytes(executor.model)
     kv = executor.arena.bytes.nbytes
-    workspace = array_bytes(executor.backend, counted)
+    workspace = array_bytes(executor.backend, counted) + getattr(executor.backend, "scratch_bytes", 0)
     pool = array_bytes(scheduler.cache.pool, counted)
     tables = array_bytes((scheduler, executor), counted)
     found = {
