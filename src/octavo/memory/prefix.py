@@ -243,8 +243,13 @@ class PrefixDirectory:
             parent.children.setdefault(said[:_TOKEN_BYTES], {})[key] = node
         return node
 
+    @property
+    def keys_identify(self) -> bool:
+        """Whether the key of a block is its identity too."""
+        return self.space.digest is sha256
+
     def _identity(self, parent: Node | None, key: bytes, said: bytes) -> bytes:
-        if self.space.digest is sha256:
+        if self.keys_identify:
             return key
         return sha256(said if parent is None else packed(parent.identity, said))
 

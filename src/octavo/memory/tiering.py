@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.errors import ConfigError
-from octavo.memory.adoption import lower_blocks
+from octavo.memory.adoption import first_shared, lower_blocks
 from octavo.memory.cache import KVCache
 from octavo.memory.errands import Errands
 from octavo.memory.keys import Chain, KeySpace
@@ -144,10 +144,12 @@ class Tiering:
         assert self.disk is not None
         directory = self.cache.sharing.directory
         size = directory.space.block_tokens
-        if not any(self.disk.blocks):
+        reach = self.disk.reach(chain.keys) if directory.keys_identify else len(chain.keys)
+        if not reach or not any(self.disk.blocks):
             return
+        # Some on the way may have nothing: constant state stands at few positions, a window has lost its start.
         node = directory.root(chain.root)
-        for index, key in enumerate(chain.keys):
+        for index, key in enumerate(chain.keys[:reach]):
             if node is None:
                 return
             before, node = node, directory.child(node, key, tokens[index * size : (index + 1) * size])
@@ -156,9 +158,6 @@ class Tiering:
                 return
             for group in range(len(self.cache.tables)):
                 self.disk.adopt(node, group)
-            if all(max(place) == NO_SLOT for place in node.places) and not node.children and not node.held:
-                directory.forget_if_bare(node)
-                return
         if node is not None:
             directory.forget_if_bare(node)
 
@@ -168,17 +167,25 @@ class Tiering:
         return wanted if not wanted or self.loading.hold(wanted) else None
 
     def tokens_by_tier(self, match: Match, wanted: Sequence[Wanted]) -> dict[str, int]:
-        """Positions of the match by the lowest tier that any of their state comes from."""
-        depth: dict[int, int] = {}
+        """Positions of the match by the lowest tier that any of their state comes from.
+
+        Constant state is that of all positions; those that lie before every window go with the first inside.
+        """
+        if self.cache.sharing is None:
+            return {}
+        layouts, depth, lowest = self.cache.layout.groups, dict[int, int](), 0
         for one in wanted:
             tier = 2 if one.disk != NO_SLOT else HOST_TIER
-            index = one.index if self.cache.layout.groups[one.group].block_tokens else len(match.path) - 1
-            depth[index] = max(depth.get(index, 0), tier)
-        size = self.cache.sharing.directory.space.block_tokens if self.cache.sharing is not None else 0
+            if layouts[one.group].block_tokens:
+                depth[one.index] = max(depth.get(one.index, 0), tier)
+            else:
+                lowest = max(lowest, tier)
+        starts = [first_shared(self.cache, g, match) for g, layout in enumerate(layouts) if layout.block_tokens]
+        begin, size = min(starts, default=0), self.cache.sharing.directory.space.block_tokens
         found: dict[str, int] = {}
-        for index in range(-(-match.tokens // size) if size else 0):
+        for index in range(-(-match.tokens // size)):
             tokens = min(size, match.tokens - index * size)
-            name = TIERS[depth.get(index, 0)]
+            name = TIERS[max(lowest, depth.get(max(index, begin), 0))]
             found[name] = found.get(name, 0) + tokens
         return found
 

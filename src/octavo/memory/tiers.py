@@ -124,6 +124,13 @@ class DiskTier:
             self._found[group].move_to_end(identity)
         return slot
 
+    def reach(self, identities: Sequence[bytes]) -> int:
+        """How many of a text's blocks lead up to, and include, the last that can be found."""
+        for index in range(len(identities) - 1, -1, -1):
+            if any(identities[index] in found for found in self._found):
+                return index + 1
+        return 0
+
     def take(self, group: int) -> int | None:
         """A slot to write in, held; if need be that of the block used longest ago. None while all are being copied."""
         if self._free[group]:
