@@ -175,7 +175,7 @@ def test_a_sequence_waits_for_its_own_blocks_while_others_decode(tier: str) -> N
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_duplicates_of_a_prefix_that_is_being_loaded_wait_for_it(tier: str, depth: int) -> None:
-    world = kept_below(tier, depth=depth)
+    world = kept_below(tier, depth=depth, slabs=16, host_slabs=20)
     world.hold("promote")
     twins = [world.ask(A, 2), world.ask([*A[:12], *text(4, 9)], 2)]
     alien = world.ask(text(5, 77), 2)
@@ -334,6 +334,61 @@ def test_an_abort_while_loading_keeps_the_slots_until_the_copy_has_ended(tier: s
     assert pool.slots[0].refs[targets].tolist() == [1] * 4
     assert pool.free.count <= free + (1 if tier == "host" else 0), "its fifth block, which nothing is copied to"
     world.mover.end(route)
+    world.finish()
+    world.assert_right()
+    world.assert_all_can_be_had()
+
+
+def test_a_record_that_is_being_read_is_not_written_over() -> None:
+    first = TierWorld(placement="write_through", disk_slots=4)
+    first.serve(A)
+    world = TierWorld(slabs=16, placement="write_through", disk_slots=4, left=first.mover.disk, by_hand=True)
+    world.hold("load")
+    number = world.ask(A)
+    world.step(2)
+    assert sorted(world.mover.under_way("load")[0].sources) == [0, 1, 2, 3]
+    other = world.ask(text(9, 3))
+    world.step(8)
+    assert world.of(Finished, other), "it is not kept waiting"
+    assert not world.mover.under_way("store")
+    world.mover.end("load")
+    world.hold()
+    world.finish()
+    world.assert_right()
+    assert world.cached(number) == {"disk": 16}
+    world.assert_all_can_be_had()
+
+
+def test_a_block_that_was_lost_leaves_the_one_before_it_free_to_go() -> None:
+    world = kept_below("host", budget=4, slabs=16)
+    world.hold("promote")
+    number = world.ask(A)
+    world.step()
+    world.ask(text(25, 7))  # takes all of the budget, so that nothing is computed again
+    world.step()
+    world.mover.end("promote", failing=[3])
+    assert world.until(Restarted).sequence_id == number
+    world.core.abort(number, world.time)
+    world.finish()
+    assert world.kept_in(A)[2:] == [{"device", "host"}, set()]
+    world.assert_right()
+    world.assert_all_can_be_had()
+
+
+def test_a_source_that_no_plan_is_going_to_copy_from_is_pinned_no_more() -> None:
+    """One group has all on the device, so that its last block is copied there; the other waits for its copies."""
+    world = TierWorld(heads=[2, 2], laws=["full", "window_6"], slabs=24, placement="write_through", by_hand=True)
+    world.serve(A)
+    shelf = world.cache.sharing.shelf  # type: ignore[union-attr]
+    while (block := shelf.eviction.choose(1)) is not None:
+        shelf.evict(block)
+    world.hold("promote")
+    number = world.ask(A[:15] + text(4, 9))
+    world.step(2)
+    assert world.cache.pins, "its last block is wanted in part"
+    world.core.abort(number, world.time)
+    assert not world.cache.pins
+    world.mover.end("promote")
     world.finish()
     world.assert_right()
     world.assert_all_can_be_had()

@@ -5,6 +5,7 @@ Reads only; raises `InvariantViolation` at the first that does not hold.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from octavo.errors import InvariantViolation
 from octavo.memory.slots import SlotState
 from octavo.memory.tiering import Tiering
 from octavo.memory.tiers import DISK_TIER, HOST_TIER
+from octavo.memory.transfers import SIDES, Tier
 from octavo.memory.values import HOST
 
 
@@ -80,11 +82,24 @@ def what_is_found_is_there(tiering: Tiering) -> None:
                 _require("below-is-there", slot in disk.found_slots(group), f"node {node.number}: disk slot {slot}")
 
 
+def copies_do_not_meet(tiering: Tiering) -> None:
+    """A slot that a copy writes is touched by no other copy; one that is read may be read by several."""
+    read: set[tuple[Tier, int, int]] = set()
+    written: list[tuple[Tier, int, int]] = []
+    for order in tiering.errands.orders:
+        source, target = SIDES[order.route]
+        read.update((source, order.group, slot) for slot in order.sources)
+        written += [(target, order.group, slot) for slot in order.targets]
+    twice = [place for place, times in Counter(written).items() if times > 1 or place in read]
+    _require("copies-do-not-meet", not twice, f"{twice[:1]} (tier, group, slot) is written and touched by another copy")
+
+
 INVARIANTS: dict[str, Callable[[Tiering], None]] = {
     "host-references": host_references_equal_occurrences,
     "host-accounting": host_slots_are_accounted,
     "disk-accounting": disk_slots_are_accounted,
     "below-is-there": what_is_found_is_there,
+    "copies-do-not-meet": copies_do_not_meet,
 }
 
 

@@ -40,6 +40,11 @@ class Errands:
         return len(self._open)
 
     @property
+    def orders(self) -> list[Order]:
+        """Those that have not ended, for the invariants."""
+        return [errand.order for errand in self._open.values()]
+
+    @property
     def awaited(self) -> bool:
         """Whether some are under way whose deadline has not passed."""
         return len(self._open) > sum(self._late.values())
