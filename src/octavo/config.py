@@ -237,6 +237,10 @@ class EngineConfig:
     """The machine and the loop."""
 
     device: str = _option("text", "auto", "auto, cpu, cuda or cuda:N; auto takes CUDA where there is one")
+    threads: int | None = _option(
+        "int", None, "threads that compute on a CPU; torch's own number, or the cores granted if fewer", low=1, high=1024
+    )
+    pin: bool = _option("flag", False, "bind each of these threads to a core of its own (Linux)")
     attention_backend: str = _option(
         "choice",
         "auto",

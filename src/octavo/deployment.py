@@ -57,6 +57,9 @@ class Facts:
     linear_backend: str = ""
     """What multiplies by the weights, likewise."""
     linear_reason: str = ""
+    threads: str = ""
+    """How many compute on a CPU, likewise."""
+    threads_reason: str = ""
 
     @property
     def free_bytes(self) -> int:
@@ -137,6 +140,7 @@ class Deployment:
         values = {
             "device": self.device,
             "geometry": f"{g.num_layers} layers, {g.attention_mode}",
+            **({"threads": self.facts.threads} if self.facts.threads else {}),
             **({"attention_backend": backend} if backend else {}),
             **({"linear_backend": self.facts.linear_backend} if self.facts.linear_backend else {}),
             "bytes per token": f"{g.bytes_per_token:,}",
@@ -448,6 +452,7 @@ def _plain_reasons(config: Config, geometry: ModelGeometry, facts: Facts, limit:
     return {
         "device": f"{facts.total_bytes:,} B granted by {facts.granted_by}, {facts.cores} cores",
         "geometry": "; ".join(geometry.notes) or "read from the model's config",
+        "threads": facts.threads_reason,
         "attention_backend": facts.attention_reason,
         "linear_backend": facts.linear_reason,
         "bytes per token": "the sum over layers of keys and values",

@@ -32,6 +32,7 @@ from octavo.models.verify import require_served
 from octavo.policy.bundle import Policies
 from octavo.policy.eviction import eviction_named
 from octavo.policy.placement import placement_named
+from octavo.runtime.cpu_threads import pin_threads, settle_threads
 from octavo.runtime.device import Device, device_facts, resolve_device
 from octavo.runtime.executor import TorchExecutor
 from octavo.runtime.grammar import Grammars
@@ -66,6 +67,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
 
 def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     """An engine around a model that is loaded already."""
+    threads, why_threads = settle_threads(config.engine.threads, config.engine.pin, device)
     backend, why_backend = choose_attention(config.engine.attention_backend, device)
     linear, why_linear = choose_linear(config.engine.linear_backend, usual_shape(loaded.model), loaded.dtype, device)
     packing = Packing() if linear == "native" else None
@@ -92,6 +94,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     name, why = _kernels(config, geometry, backend.name, why_backend)
     facts = replace(facts, attention_backend=name, attention_reason=why)
     facts = replace(facts, linear_backend=linear, linear_reason=why_linear)
+    facts = replace(facts, threads=threads, threads_reason=why_threads)
     deployment = decide(config, geometry, facts)
     notes = fix_rope(loaded.model, deployment.max_model_len)
     grammars = None if loaded.tokenizer is None else Grammars(loaded.tokenizer, _vocab_size(loaded))
@@ -107,6 +110,8 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
     )
     engine = Engine(core, intake, deployment)
     engine.notes = (*loaded.notes, served, *notes, *(() if fused is None else (str(fused),)))
+    if config.engine.pin:
+        engine.notes = (*engine.notes, f"{threads} threads are {pin_threads()}")
     engine.model_name = loaded.name
     return engine
 
