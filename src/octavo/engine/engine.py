@@ -16,11 +16,14 @@ from octavo.engine.intake import Intake, Prepared, Prompt
 from octavo.engine.outputs import Batch, RequestOutput
 from octavo.engine.streams import Streams
 from octavo.errors import EngineDeadError, RequestError
+from octavo.memory.pins import Pin
 from octavo.observe.recorder import FlightRecorder
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event
 from octavo.scheduling.request import SamplingParams
 
+MOST_SECONDS = 1e9
+"""Some thirty years."""
 Observer = Callable[[list[Event]], None]
 
 
@@ -75,6 +78,18 @@ class Engine:
         self._require_alive()
         return self.core.reset_kept(self._clock())
 
+    def pin(self, prompt: Prompt, ttl_s: float) -> Pin:
+        """What is kept of this prompt is given up last, for `ttl_s` seconds. Raises `RequestError`."""
+        self._require_alive()
+        token_ids, salt = self.intake.text_of(prompt)
+        return self.core.pin(token_ids, salt, self._clock(), seconds_of("ttl", ttl_s))
+
+    def unpin(self, name: str) -> bool:
+        """False when there is no such pin, or no longer."""
+        self._require_alive()
+        self.core.live_pins(self._clock())  # ends those whose time is over
+        return self.core.unpin(name)
+
     @property
     def has_work(self) -> bool:
         return self.core.has_work or bool(self._streams.request_ids())
@@ -127,6 +142,13 @@ class Engine:
     def _require_alive(self) -> None:
         if self.dead is not None:
             raise EngineDeadError(f"the engine has failed and serves no more requests: {self.dead}") from self.cause
+
+
+def seconds_of(field: str, given: object) -> float:
+    """A positive number of seconds. Raises `RequestError`."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < MOST_SECONDS:
+        raise RequestError(field, given, f"must be a number of seconds, above 0 and below {MOST_SECONDS:.0e}")
+    return float(given)
 
 
 def submit_all(core: EngineCore, prepared: Prepared, now: float) -> list[int]:

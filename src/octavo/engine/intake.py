@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from octavo.errors import RequestError, shorten
+from octavo.memory.values import Int32
 from octavo.runtime.grammar import Grammars
 from octavo.scheduling.request import MAX_SEED, Request, SamplingParams, prompt_array
 
@@ -113,6 +114,12 @@ class Intake:
         )
         return Prepared(request_id, text, tuple(array.tolist()), final, requests)
 
+    def text_of(self, prompt: Prompt) -> tuple[Int32, str]:
+        """Token ids of a prompt, and its `cache_salt`. Raises `RequestError` naming the field that is wrong."""
+        token_ids = self._tokens_of(prompt)[1]
+        salt = salt_of(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else ""
+        return prompt_array(token_ids, vocab_size=self._vocab_size), salt
+
     def warm(self) -> None:
         """Load now what the first structured request would wait for. Any thread may call it."""
         if self._grammars is not None:
@@ -163,6 +170,17 @@ class Intake:
         from octavo.models.tokenizer import encode_prompt
 
         return encode_prompt(self.tokenizer, text, add_special_tokens=add_special_tokens)
+
+
+def salted(prompt: Prompt, cache_salt: str | None) -> Prompt:
+    """The prompt with this salt. Raises `RequestError` where it has one already."""
+    if cache_salt is None:
+        return prompt
+    if isinstance(prompt, Mapping):
+        if prompt.get("cache_salt") is not None:
+            raise RequestError("cache_salt", cache_salt, "the prompt has one already; give one of them")
+        return {**prompt, "cache_salt": cache_salt}
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": cache_salt}
 
 
 def salt_of(given: Any) -> str:

@@ -15,9 +15,10 @@ from typing import Any
 from octavo.config import Config
 from octavo.deployment import Deployment
 from octavo.engine.engine import Engine
-from octavo.engine.intake import Prompt
+from octavo.engine.intake import Prompt, salted
 from octavo.engine.outputs import Delta, RequestOutput
 from octavo.errors import EngineDeadError, RequestError
+from octavo.memory.pins import Pin
 from octavo.scheduling.request import SamplingParams
 
 Message = Mapping[str, Any]
@@ -137,6 +138,20 @@ class LLM:
         with self._turn:
             self.engine.reset_kept()
         return self.engine.core.scheduler.policies.reuse.shares
+
+    def pin_prefix(self, prompt: Prompt, ttl: float, cache_salt: str | None = None) -> Pin:
+        """What is kept of this prompt now is given up after all else, for `ttl` seconds.
+
+        `Pin.tokens` says how much that is: whole blocks alone, 0 where nothing is kept. Raises `RequestError` beyond
+        the bound, a quarter of the positions that the device holds.
+        """
+        with self._turn:
+            return self.engine.pin(salted(prompt, cache_salt), ttl)
+
+    def unpin_prefix(self, name: str) -> bool:
+        """End a pin by its `name`. False when there is no such pin, or no longer."""
+        with self._turn:
+            return self.engine.unpin(name)
 
     # -- inside -------------------------------------------------------------------------------
 

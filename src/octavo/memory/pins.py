@@ -4,7 +4,8 @@ A pin is a preference, not a reservation: its blocks are given up when nothing e
 a running sequence from growing, or a waiting one from entering. Owns names, expiry and the bound; what is offered to
 the eviction policy is the shelves'.
 
-Invariant: a node's `pins` is the number of live pins whose prefix goes through it.
+Invariant: there are at most so many pins, of at most so many positions; a node's `pins` is the number of live pins
+whose prefix goes through it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from octavo.errors import RequestError
 from octavo.memory.prefix import Node, PrefixDirectory
 from octavo.memory.shelf import Shelf
 
+MOST_PINS = 1024
+"""At a time: one that names nothing new takes no room of others, and yet it is kept in mind."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pin:
@@ -23,6 +27,8 @@ class Pin:
     tokens: int
     """Positions of whole blocks that were kept when it was made: those are pinned."""
     until_s: float
+    salt: str = ""
+    """Under which its text is kept."""
 
 
 class Pins:
@@ -41,12 +47,21 @@ class Pins:
         """Positions that are pinned now."""
         return self._pinned_nodes * self._directory.space.block_tokens
 
+    def tokens_at(self, now: float) -> int:
+        """Positions that are pinned at this moment, whether or not pins whose time is over have been told so."""
+        if now < self._next_end:
+            return self.tokens
+        nodes = {node.number for pin, path in self._pins.values() if now < pin.until_s for node in path}
+        return len(nodes) * self._directory.space.block_tokens
+
     def live(self) -> list[Pin]:
         """In the order in which they were made."""
         return [pin for pin, _ in self._pins.values()]
 
-    def pin(self, path: Sequence[Node], until_s: float) -> Pin:
-        """Pin whole blocks from the start of a text on. Raises `RequestError` where that is beyond the bound."""
+    def pin(self, path: Sequence[Node], until_s: float, salt: str = "") -> Pin:
+        """Pin whole blocks from the start of a text on. Raises `RequestError` where that is beyond a bound."""
+        if len(self._pins) >= MOST_PINS:
+            raise RequestError("prompt", "a pin", f"there are {MOST_PINS} already; unpin others, or wait")
         size = self._directory.space.block_tokens
         more = sum(node.pins == 0 for node in path) * size
         if self.tokens + more > self.most_tokens:
@@ -56,7 +71,7 @@ class Pins:
                 f"cannot be pinned: {self.tokens} are, of {self.most_tokens} that may be; unpin others, or wait",
             )
         self._made += 1
-        pin = Pin(f"pin-{self._made}", len(path) * size, until_s)
+        pin = Pin(f"pin-{self._made}", len(path) * size, until_s, salt)
         self._pins[pin.name] = (pin, tuple(path))
         self._next_end = min(self._next_end, until_s)
         for node in path:

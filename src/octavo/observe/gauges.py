@@ -34,7 +34,7 @@ def tiers_of(core: EngineCore) -> tuple[str, ...]:
     return (DEVICE, HOST) if tiering.disk is None else (DEVICE, HOST, DISK)
 
 
-def read_gauges(core: EngineCore, bound_by: str) -> Values:
+def read_gauges(core: EngineCore, bound_by: str, now: float) -> Values:
     """`bound_by` is what kept the first in line out of the last step."""
     scheduler = core.scheduler
     with core.guard:
@@ -47,7 +47,7 @@ def read_gauges(core: EngineCore, bound_by: str) -> Values:
         if scheduler.tiering is not None:
             values |= _tiers(scheduler.cache, scheduler.tiering)
         pins = scheduler.kept.pins
-        values["pinned_tokens"] = {"": 0 if pins is None else pins.tokens}
+        values["pinned_tokens"] = {"": 0 if pins is None else pins.tokens_at(now)}
         values["broken_pins_total"] = _broken_pins(scheduler.cache, scheduler.tiering)
     values["live_cached_tokens"] = {"": kept}
     values["active_sequences"] = {"": active}

@@ -51,7 +51,7 @@ class Metrics:
                 reading[name] = {value: histogram.read() for value, histogram in histograms.items()}
             reading["device_busy_ratio"] = {"": fold.busy_ratio(self._clock(), self._since)}
             bound_by = fold.bound_by
-        for name, values in read_gauges(self._core, bound_by).items():
+        for name, values in read_gauges(self._core, bound_by, self._clock()).items():
             reading[name] = dict(values)
         return reading
 

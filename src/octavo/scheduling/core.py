@@ -77,6 +77,11 @@ class EngineCore:
         with self.guard:
             return self.scheduler.kept.unpin(name)
 
+    def live_pins(self, now: float) -> list[Pin]:
+        """In the order in which they were made."""
+        with self.guard:
+            return self.scheduler.kept.live_pins(now)
+
     @property
     def has_work(self) -> bool:
         """Whether a step may bring something: copies whose deadline has passed are not waited for."""

@@ -40,15 +40,21 @@ class Kept:
             raise RequestError("prompt", "a pin", "nothing is kept here; start the engine with reuse=prefix")
         if not 0 < ttl_s < float("inf"):
             raise RequestError("ttl", ttl_s, "must be a positive number of seconds")
+        self.pins.expire(now)
         chain = Chain(sharing.directory.space, salt)
         chain.extend(token_ids)
         tiers = 1 if self._tiering is None else self._tiering.reach
         match = sharing.match(chain, token_ids, len(token_ids), tiers)
-        return self.pins.pin(match.path, now + ttl_s)
+        return self.pins.pin(match.path, now + ttl_s, salt)
 
     def unpin(self, name: str) -> bool:
         """False when there is no such pin, or no longer."""
         return self.pins is not None and self.pins.unpin(name)
+
+    def live_pins(self, now: float) -> list[Pin]:
+        """In the order in which they were made."""
+        self.expire_pins(now)
+        return [] if self.pins is None else self.pins.live()
 
     def expire_pins(self, now: float) -> None:
         if self.pins is not None:

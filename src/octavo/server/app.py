@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import __version__
 from octavo.server import pages
-from octavo.server.cache import reset
+from octavo.server.cache import pin, pins, reset, unpin
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.errors import ApiError, internal_error, json_response
@@ -46,6 +46,9 @@ def create_app(service: Service) -> Starlette:
         route("/v1/completions", _counted(completions), "POST"),
         route("/v1/chat/completions", _counted(chat_completions), "POST"),
         route("/v1/cache/reset", reset, "POST"),
+        route("/v1/cache/pin", pin, "POST"),
+        route("/v1/cache/unpin", unpin, "POST"),
+        route("/v1/cache/pins", pins),
         route("/tokenize", tokenize, "POST"),
         route("/detokenize", detokenize, "POST"),
         route("/health", health),

@@ -11,22 +11,38 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from octavo.config import Config
 from octavo.deployment import Deployment
-from octavo.engine.engine import Engine, Observer
-from octavo.engine.intake import Prepared, Prompt
+from octavo.engine.engine import Engine, Observer, seconds_of
+from octavo.engine.intake import Prepared, Prompt, salted
 from octavo.engine.outputs import Delta, RequestOutput
 from octavo.engine.streams import Streams
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.scheduling.events import Event
 from octavo.scheduling.request import SamplingParams
-from octavo.server.engine_thread import Answered, Command, End, EngineThread, Reply, Reset, Submit
+from octavo.server.engine_thread import (
+    Answered,
+    Command,
+    End,
+    EngineThread,
+    ListPins,
+    LivePin,
+    PinCommand,
+    PinPrefix,
+    PinReply,
+    Reply,
+    Reset,
+    Submit,
+    UnpinPrefix,
+)
 from octavo.server.host import Host
 from octavo.server.mailbox import Mailbox
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -211,6 +227,26 @@ class AsyncLLM:
         self._post(Reset(lambda answer: self._call(_resolve, done, answer)))
         return await done
 
+    async def pin_prefix(self, prompt: Prompt, ttl: float, cache_salt: str | None = None) -> LivePin:
+        """What is kept of this prompt now is given up after all else, for `ttl` seconds. Raises `RequestError`."""
+        token_ids, salt = self.engine.intake.text_of(salted(prompt, cache_salt))
+        seconds = seconds_of("ttl", ttl)
+        return (await self._ask_pins(lambda reply: PinPrefix(token_ids, salt, seconds, reply)))[0]
+
+    async def unpin_prefix(self, name: str, *, owner: str = "") -> bool:
+        """End a pin. False when there is none of this name whose salt begins with `owner`."""
+        return bool(await self._ask_pins(lambda reply: UnpinPrefix(name, owner, reply)))
+
+    async def live_pins(self, *, owner: str = "") -> list[LivePin]:
+        """Those whose salt begins with `owner`, in the order in which they were made."""
+        return await self._ask_pins(lambda reply: ListPins(owner, reply))
+
+    async def _ask_pins(self, command: Callable[[PinReply], PinCommand]) -> list[LivePin]:
+        self._start()
+        done: asyncio.Future[list[LivePin]] = asyncio.get_running_loop().create_future()
+        self._post(command(lambda answer: self._call(_resolve, done, answer)))
+        return await done
+
     async def shutdown(self, *, drain: bool = False) -> None:
         """Stop the engine: after what is running when `drain`, else every open request ends with an error."""
         await asyncio.to_thread(self._thread.close, drain=drain)
@@ -286,7 +322,7 @@ class AsyncLLM:
                 self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _resolve(done: asyncio.Future[list[int]], answer: Answered | OctavoError) -> None:
+def _resolve(done: asyncio.Future[list[T]], answer: Sequence[T] | OctavoError) -> None:
     if done.done():  # whoever asked has left
         return
     if isinstance(answer, OctavoError):

@@ -6,7 +6,7 @@ Commands and replies are values; the core is touched by the engine thread alone.
 called in the engine thread and must return at once. A request has arrived when it is posted, whatever
 step the engine is in. Another thread may read the core's state while it holds `core.guard`.
 
-Invariant: every `Submit` and every `Reset` gets exactly one reply, also when the engine dies or is shut down.
+Invariant: every command but `End` gets exactly one reply, also when the engine dies or is shut down.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from octavo.engine.engine import submit_all
 from octavo.engine.intake import Prepared
 from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.memory.values import Int32
 from octavo.observe.recorder import FlightRecorder
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, FinishReason
@@ -32,6 +33,18 @@ SWITCH_INTERVAL_S = 1e-3
 Answered = Sequence[int]
 """The sequence ids of a `Submit`; the blocks of each group that a `Reset` freed."""
 Reply = Callable[[Answered | OctavoError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LivePin:
+    name: str
+    tokens: int
+    expires_in: float
+    """Seconds."""
+
+
+PinReply = Callable[[list[LivePin] | OctavoError], None]
+"""Called in the engine thread with the pins asked about, or with why not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,33 @@ class Reset:
     """Called in the engine thread with the blocks of each group that it freed, or with why not."""
 
 
-Command = Submit | End | Reset
+@dataclass(frozen=True, slots=True)
+class PinPrefix:
+    """What is kept of this text goes last."""
+
+    token_ids: Int32
+    salt: str
+    ttl_s: float
+    reply: PinReply
+
+
+@dataclass(frozen=True, slots=True)
+class UnpinPrefix:
+    name: str
+    owner: str
+    """Pins whose salt begins with it are the asker's; others there are not, for the asker."""
+    reply: PinReply
+    """Called with the pin that has ended, or with nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPins:
+    owner: str
+    reply: PinReply
+
+
+PinCommand = PinPrefix | UnpinPrefix | ListPins
+Command = Submit | End | Reset | PinCommand
 
 
 class EngineThread:
@@ -138,6 +177,8 @@ class EngineThread:
                 self._submit(command, arrived_s)
             elif isinstance(command, Reset):
                 command.reply(self._core.reset_kept(self._clock()))
+            elif isinstance(command, PinCommand):
+                self._pins(command, self._clock())
             else:
                 for sequence_id in command.sequence_ids:
                     self._core.abort(sequence_id, self._clock(), command.reason)
@@ -149,6 +190,19 @@ class EngineThread:
             command.reply(error)
         else:
             command.reply(accepted)
+
+    def _pins(self, command: PinCommand, now: float) -> None:
+        try:
+            if isinstance(command, PinPrefix):
+                found = [self._core.pin(command.token_ids, command.salt, now, command.ttl_s)]
+            else:
+                found = [pin for pin in self._core.live_pins(now) if pin.salt.startswith(command.owner)]
+            if isinstance(command, UnpinPrefix):
+                found = [pin for pin in found if pin.name == command.name and self._core.unpin(pin.name)]
+        except RequestError as error:
+            command.reply(error)
+        else:
+            command.reply([LivePin(pin.name, pin.tokens, pin.until_s - now) for pin in found])
 
     def _hand_over(self, events: list[Event]) -> None:
         self._recorder.observe(events)

@@ -124,6 +124,21 @@ class ResetBody(Wire):
     """Nothing to say: all that is kept goes."""
 
 
+class PinBody(Wire):
+    model: str | None = None
+    prompt: Any = None
+    messages: Any = None
+    ttl: float
+    """Seconds."""
+    cache_salt: str | None = None
+    add_special_tokens: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class UnpinBody(Wire):
+    id: str
+
+
 class DetokenizeBody(Wire):
     model: str | None = None
     tokens: list[int]
