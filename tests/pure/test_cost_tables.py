@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.cli.main import run
 from octavo.cost.roofline import Factor
 from octavo.cost.step import StepShape, run_seconds
 from octavo.cost.tables import Link, Tables, TablesCost
@@ -163,3 +165,26 @@ def test_tables_that_lack_something_are_refused_by_what_is_lacking(tmp_path: Pat
     (folder / "dense.csv").write_text((tmp_path / "again" / "dense.csv").read_text())
     with pytest.raises(ConfigError, match="powers of two"):
         Tables.read(folder)
+
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 300, "torch_dtype": "bfloat16",
+          "max_position_embeddings": 4096}  # fmt: skip
+
+
+def test_a_simulation_takes_its_steps_from_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "tp1")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    work = ["simulate", str(config), "--device", "rtx-4090", "--requests", "5", "--rate", "0.1", "--json"]
+    work += ["--input-tokens", "40", "--output-tokens", "9"]
+    found = []
+    for cost in (f"tables:{tmp_path}", f"tables:{folder}", "roofline"):
+        assert run([*work, "--cost", cost]) == 0
+        found.append(json.loads(capsys.readouterr().out)["tpot_s"]["mean"])
+    host_s = 1e-3
+    steps = [fixed_us(1, 1) + LAYERS * attention_us(0, 0, 1, 41 + step) for step in range(8)]
+    assert found[0] == pytest.approx(sum(steps) / 8e6 + host_s, rel=1e-3)
+    assert found[1] == found[0] != found[2]
+    for wrong in (["--cost", f"tables:{tmp_path / 'none'}"], ["--cost", f"tables:{tmp_path}", "--foreign-calibration"]):
+        assert run([*work, *wrong]) == 2

@@ -24,9 +24,11 @@ from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
 from octavo.errors import ConfigError
 from octavo.memory.check import is_empty
+from octavo.planner.asked import Asked
 from octavo.runtime.calibrate import DECODE_STEPS, Measuring, Stage, measure_steps
 from octavo.runtime.calibrate_transfers import measure_transfers
 from octavo.scheduling.request import SamplingParams
+from octavo.simulate.calibrated import calibrated_replica
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 200, "block_size": 4}
 FLAGS = ["--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--num-gpu-blocks-override", "200"]
@@ -138,6 +140,8 @@ def test_a_model_is_calibrated_into_a_file_and_simulated_from_it(
     assert 1e-5 < cost.step_seconds(shape) < 10
     low, high = cost.step_interval(shape)
     assert 0 < low < cost.step_seconds(shape) + cost.host_seconds(shape) < 3 * high
+    replica = calibrated_replica(told, Asked(), here=machine_fields())
+    assert replica.links.laws["demote"] == told.transfers["demote"]
     work = ["--requests", "20", "--rate", "50", "--input-tokens", "40", "--output-tokens", "10", "--json"]
     assert run(["simulate", "--cost", f"fitted:{calibration}", *work]) == 0
     report = json.loads(capsys.readouterr().out)
