@@ -127,7 +127,11 @@ def main() -> None:
         share = min(1.0, best(wanted, blocks) * BLOCK / total)
         told["bounds"][name] = share
         print(f"  best possible, {name:<10} {share:6.1%}")
-    print(f"\n  {'placement':<14}{'to':<8}{'eviction':<22}" + "".join(f"{tier:>9}" for tier in TIERS) + "      all   CPU s")
+    print(
+        f"\n  {'placement':<14}{'to':<8}{'eviction':<22}"
+        + "".join(f"{tier:>9}" for tier in TIERS)
+        + "      all   CPU s"
+    )
     for placement, tier, eviction in RUNS:
         if args.only not in f"{placement} {tier}":
             continue

@@ -154,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeat", type=int, default=30, help="steps of each decode; a tenth of it of a prefill")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which no new case is begun")
+    parser.add_argument("--layer-by-layer", action="store_true", help="Transformers' forward around the fused layers")
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -176,6 +177,8 @@ def run_dtype(dtype: str, options: argparse.Namespace, began: float) -> list[dic
         )
         for fuse in ("auto", "off")
     }  # fmt: skip
+    if options.layer_by_layer:
+        llms["auto"].engine.core.executor._layers.whole = None
     print(f"\n{dtype}: {llms['auto'].engine.notes[-1]}")
     print(f"{'':16}{'fused ms':>10}{'outside':>9}{'unfused ms':>12}{'outside':>9}{'ratio':>7}")
     clock, rows = Clock(), []
