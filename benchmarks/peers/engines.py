@@ -2,6 +2,7 @@
 
 A choice is written `name:option=value:...`; an option without a value is on. `only=W1+W4` limits the
 workloads that it plays. octavo takes every option of its own configuration; a peer takes those listed.
+A name in capitals is a variable of the process's environment: `octavo:OMP_WAIT_POLICY=passive`.
 """
 
 from __future__ import annotations
@@ -74,6 +75,16 @@ class Choice:
         written = [name if value == "on" else f"{name}={value}" for name, value in self.options.items()]
         return ":".join([self.engine.name, *written])
 
+    @property
+    def asked(self) -> dict[str, str]:
+        """The options that the engine's player is given."""
+        return self.engine.always | {name: value for name, value in self.options.items() if not name.isupper()}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Of the environment of the engine's process."""
+        return {name: value for name, value in self.options.items() if name.isupper()}
+
     def plays(self, workload: str) -> bool:
         return not self.only or workload in self.only
 
@@ -99,7 +110,7 @@ def _choice(word: str) -> Choice:
         option, _, value = one.partition("=")
         if option == "only":
             only = tuple(value.split("+"))
-        elif engine.options and option not in engine.options:
+        elif engine.options and option not in engine.options and not option.isupper():
             raise ValueError(f"{word!r}: {name} has no option {option!r}; it has {', '.join(engine.options)}, only")
         else:
             options[option] = value or "on"

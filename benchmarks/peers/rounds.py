@@ -181,8 +181,9 @@ class Rounds:
         return self._options.cache / "logs" / f"{name}.log"
 
     def _variables(self, ready: Ready) -> dict[str, str]:
-        """Offline, so many threads; where octavo is found only for octavo itself."""
+        """Offline, so many threads, then what was written; where octavo is found only for octavo itself."""
         variables = peer_variables() | {"OMP_NUM_THREADS": str(self._options.threads), "HF_HUB_OFFLINE": "1"}
+        variables |= ready.choice.variables
         if ready.choice.engine.environment:
             return variables
         import octavo
@@ -204,7 +205,7 @@ def _setup(ready: Ready, workloads: Sequence[Workload], dtype: str, options: arg
         kv_tokens=kv_tokens,
         kv_bytes=kv_bytes,
         batched_tokens=max(options.max_num_batched_tokens, *(len(w.jobs) for w in workloads)),
-        options=ready.choice.engine.always | ready.choice.options,
+        options=ready.choice.asked,
         tools=ready.tools,
     )
 

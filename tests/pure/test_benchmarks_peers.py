@@ -126,6 +126,13 @@ def test_a_choice_is_an_engine_with_options_and_workloads() -> None:
     assert (other.label, other.options) == ("octavo:linear_backend=torch", {"linear_backend": "torch"})
 
 
+def test_a_name_in_capitals_is_a_variable_of_the_environment() -> None:
+    (choice,) = chosen("hf-padded:OMP_WAIT_POLICY=passive:batch=8")
+    assert choice.variables == {"OMP_WAIT_POLICY": "passive"}
+    assert choice.asked == {"batching": "padded", "batch": "8"}
+    assert choice.label == "hf-padded:OMP_WAIT_POLICY=passive:batch=8"
+
+
 def test_the_default_choice_has_every_engine() -> None:
     assert {choice.engine.name for choice in chosen(DEFAULT)} == set(ENGINES)
 
@@ -227,6 +234,7 @@ for line in sys.stdin:
     asked = json.loads(line)
     answer = {}
     if asked["do"] == "load":
+        assert os.environ["SEEN"] == "yes" and not asked["options"]
         if name == "unloadable": sys.exit("no such kernel")
         answer = {"settings": {"version": "1"}}
     jobs = asked.get("jobs", [])
@@ -253,9 +261,9 @@ def played(
     checkpoint.mkdir()
     monkeypatch.setattr(rounds_module, "kv_bytes_per_token", lambda path, dtype: 64)
     monkeypatch.setattr(Rounds, "_command", lambda self, ready: [sys.executable, str(script), name])
-    choices = chosen("octavo,vllm")
+    choices = chosen("octavo:SEEN=yes,vllm")
     engines = {
-        "octavo": Ready(choices[0], Path(sys.executable), checkpoint, {}),
+        choices[0].label: Ready(choices[0], Path(sys.executable), checkpoint, {}),
         "vllm": Unavailable("its environment could not be made: no such wheel"),
     }
     options = argparse.Namespace(choices=choices, cache=tmp_path, threads=1, max_num_batched_tokens=64)
@@ -274,7 +282,7 @@ def test_rounds_play_every_engine_once_a_round(tmp_path: Path, monkeypatch: pyte
     gone = (0, "its environment could not be made: no such wheel")
     assert reasons(made, "long") == [(2, ""), gone]
     assert reasons(made, "short") == [(2, ""), gone]
-    assert made.settings == {"octavo": {"version": "1"}}
+    assert made.settings == {"octavo:SEEN=yes": {"version": "1"}}
 
 
 @pytest.mark.parametrize(
