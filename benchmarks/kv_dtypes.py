@@ -25,7 +25,8 @@ from machine_facts import described, machine_facts, torch_facts
 from workloads import find_file
 
 from octavo.config import QUANTISED, Config, parse_bytes
-from octavo.deployment import Deployment, decide, served_geometry
+from octavo.deciding import decide, served_geometry
+from octavo.deployment import Deployment
 from octavo.geometry.dtypes import dtype_named
 from octavo.kernels.reference import ReferenceAttention
 from octavo.memory.cache import KVCache

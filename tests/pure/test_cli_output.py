@@ -19,7 +19,8 @@ from octavo.cli.prompts import read_prompts
 from octavo.cli.start_table import ledger_table, print_start, stderr_console
 from octavo.cli.writing import Blocks, json_line, tpot_s, ttft_s, write
 from octavo.config import Config
-from octavo.deployment import Deployment, Facts, Row, decide
+from octavo.deciding import decide
+from octavo.deployment import Deployment, Facts, Row
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.errors import RequestError
 from octavo.geometry.dtypes import FP32

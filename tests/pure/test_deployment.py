@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import Config
-from octavo.deployment import CPU_MOST_BYTES, Deployment, Facts, decide, kv_dtype_for, served_geometry, tokens_in
+from octavo.deciding import CPU_MOST_BYTES, decide, kv_dtype_for, served_geometry
+from octavo.deployment import Deployment, Facts, tokens_in
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16, FP16, FP32
 from octavo.geometry.from_config import geometry_from_config

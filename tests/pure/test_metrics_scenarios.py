@@ -14,7 +14,7 @@ from tests.pure.tier_worlds import TierWorld
 from tests.pure.worlds import drain, engine, one_group, request
 
 from octavo.config import Config
-from octavo.deployment import decide
+from octavo.deciding import decide
 from octavo.errors import CapacityError, RequestError
 from octavo.geometry.dtypes import BF16, FP32
 from octavo.geometry.state import Component

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.config import Config
-from octavo.deployment import Deployment, decide, served_geometry
+from octavo.deciding import decide, served_geometry
+from octavo.deployment import Deployment
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
 from octavo.errors import ConfigError
