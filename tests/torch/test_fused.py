@@ -31,11 +31,13 @@ from octavo.scheduling.request import Request, SamplingParams
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="the native kernels were not built")
 
 WANTED = 12
+PRE = """llama mistral qwen2 qwen2-window qwen3 qwen3-window gemma phi3 olmo starcoder2 granite smollm3 stablelm glm
+persimmon helium nemotron ministral arcee seed_oss ernie4_5 vaultgemma cwm jais2 glm4_moe olmoe mixtral qwen2_moe
+qwen2_moe-window qwen3_moe gpt_oss granitemoe apertus dots1 minimax_m2 granitemoeshared ernie4_5_moe"""
 WIRED = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "granite", "starcoder2"), "pre"),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss", "granitemoe", "glm", "smollm3", "qwen2-window"), "pre"),
+    **dict.fromkeys(PRE.split(), "pre"),
     **dict.fromkeys(("gemma2", "gemma3_text", "glm4"), "sandwich"),
-    **dict.fromkeys(("olmo2", "exaone4", "flex_olmo"), "post"),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4", "flex_olmo"), "post"),
     **dict.fromkeys(("cohere", "cohere2", "gpt_neox", "phi"), "parallel"),
 }
 """Families whose layers must all be recognised, whole model included, and how their parts stand to each other."""
