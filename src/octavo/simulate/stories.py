@@ -17,15 +17,17 @@ from octavo.memory.cache import KVCache
 from octavo.memory.check import is_empty
 from octavo.memory.groups import StateGroup
 from octavo.memory.layout import make_layout
+from octavo.memory.tiering import Below, tiered_cache
 from octavo.memory.waste import useful_bytes
 from octavo.policy.bundle import Policies
 from octavo.scheduling.core import EngineCore
-from octavo.scheduling.events import Admitted, Finished, Preempted
+from octavo.scheduling.events import Admitted, Arrived, Finished, Preempted
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.drive import Happening, Simulation
 from octavo.simulate.executors import NANOSECONDS, SimExecutor, seconds
 from octavo.simulate.handover import walk_through
+from octavo.simulate.links import SimMover
 from octavo.simulate.sources import OpenLoop
 from octavo.simulate.trace import VOCABULARY, TraceRequest
 
@@ -43,6 +45,8 @@ class _Told:
     ended: dict[str, float] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
     paused: list[str] = field(default_factory=list)
+    recomputed: dict[str, int] = field(default_factory=dict)
+    """Positions that each had to compute again."""
     moved: int = 0
     most_used: int = 0
     most_useless: int = 0
@@ -58,11 +62,16 @@ class _Told:
             elif isinstance(one, Preempted):
                 name = self.names[one.sequence_id]
                 self.paused.append(name)
-                self._pending.append(f"{name} gives way: {one.blocks} blocks return, {one.computed_tokens} positions "
-                                     "will be computed again")  # fmt: skip
+                self.moved += one.action == "offload"
+                what = "go to the host" if one.action == "offload" else "will be computed again"
+                self._pending.append(f"{name} gives way: {one.blocks} blocks, {one.computed_tokens} positions {what}")
+            elif isinstance(one, Arrived):
+                name = self.names[one.sequence_id]
+                self._pending.append(f"{name} has its state back after {one.waited_s:.4f} s of copies")
             elif isinstance(one, Finished):
                 name = self.names[one.sequence_id]
                 self.ended[name] = one.now
+                self.recomputed[name] = one.record.recomputed_tokens
                 if one.record.first_token_s is not None:
                     self.first[name] = one.record.first_token_s
                 self._pending.append(f"{name} ends after {one.record.output_tokens} tokens, its blocks return")
@@ -97,13 +106,20 @@ class _Role:
     arrival_s: float = 0.0
 
 
-def _play(cast: tuple[_Role, ...], tokens: int, policies: Policies, *, seats: int = 8) -> tuple[_Told, KVCache]:
-    """Run these requests through a pool of `tokens` positions."""
+def _play(
+    cast: tuple[_Role, ...], tokens: int, policies: Policies, *, seats: int = 8, host_tokens: int = 0
+) -> tuple[_Told, KVCache]:
+    """Run these requests through a pool of `tokens` positions, with a host tier of `host_tokens` below it."""
     part = (Component("k", (8, 128), BF16), Component("v", (8, 128), BF16))
     layout = make_layout([StateGroup("full", (0,), (part,))], BLOCK_TOKENS)
-    cache = KVCache(layout, tokens // BLOCK_TOKENS, seats, contiguous=policies.allocation.contiguous)
+    slabs, tiering, mover = tokens // BLOCK_TOKENS, None, None
+    if host_tokens:
+        cache, tiering = tiered_cache(layout, slabs, seats, Below(host_tokens // BLOCK_TOKENS))
+        mover = SimMover([group.block_bytes for group in layout.groups])
+    else:
+        cache = KVCache(layout, slabs, seats, contiguous=policies.allocation.contiguous)
     limits = Limits(seats, 2048, 32_768, VOCABULARY)
-    core = EngineCore(Scheduler(cache, limits, policies), SimExecutor(_COST))
+    core = EngineCore(Scheduler(cache, limits, policies, tiering), SimExecutor(_COST), mover=mover)
     requests = tuple(
         TraceRequest(
             arrival_ns=round(one.arrival_s * NANOSECONDS),
@@ -148,6 +164,14 @@ def chat() -> list[str]:
              *packed.lines]  # fmt: skip
     _require(bool(packed.paused), "nobody was paused")
     _require("A" not in packed.paused, "the oldest was paused")
+    again = sum(packed.recomputed.values())
+    _require(again > 0, "nothing was computed again")
+    moved, _ = _play(cramped, room, Policies.named(preemption="offload"), host_tokens=room)
+    text += ["", "under pressure, moving (offload): who gives way keeps its state on the host", *moved.lines]
+    _require(moved.moved == len(moved.paused) > 0, f"{moved.moved} of {len(moved.paused)} were moved")
+    _require("A" not in moved.paused, "the oldest was moved")
+    _require(not any(moved.recomputed.values()), "positions were computed again although their state was kept")
+    text.append(f"preempting computed {again} positions again, moving none")
     return text
 
 
