@@ -82,6 +82,7 @@ class LayerPrograms:
         whole = self.whole
         if whole is None:
             raise ModelError("model", "layers", "what surrounds them is not fused; run the model's own forward")
+        whole.tell(token_ids, keep)
         run = self.begin(steps, token_ids.shape[1])
         run.turn_all(whole, positions)
         rows = run.through(whole.embed(token_ids), keep)

@@ -55,6 +55,10 @@ class Stack:
     logit_scale: float
     logit_cap: float
 
+    def tell(self, token_ids: torch.Tensor, keep: torch.Tensor) -> None:
+        """Whoever listens for the model's forward hears that one begins."""
+        _tell(self.model, {"input_ids": token_ids, "logits_to_keep": keep})
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = self.model.get_input_embeddings()(token_ids)
         return rows if self.embedding_scale == 1.0 else rows * torch.tensor(self.embedding_scale, dtype=rows.dtype)
@@ -66,11 +70,20 @@ class Stack:
         if packed is None:
             logits = module(rows).float()
         else:
+            _tell(module, {})
             packed.into(rows, out)
             logits = out
         if self.logit_scale != 1.0:
             logits.mul_(self.logit_scale)
         return logits.div_(self.logit_cap).tanh_().mul_(self.logit_cap) if self.logit_cap else logits
+
+
+def _tell(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    for number, hook in list(module._forward_pre_hooks.items()):
+        if number in module._forward_pre_hooks_with_kwargs:
+            hook(module, (), kwargs)
+        else:
+            hook(module, ())
 
 
 def read_stack(model: PreTrainedModel, watched: Watched, numbers: dict[int, torch.Tensor]) -> Stack:
