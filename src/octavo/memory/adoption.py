@@ -109,6 +109,8 @@ def lower_blocks(cache: KVCache, match: Match) -> list[Wanted]:
 def shared_blocks(cache: KVCache, match: Match) -> list[int]:
     """Blocks of each group that starting from the match takes from nobody: others reference them already."""
     counts = [0] * len(cache.tables)
+    if not match.path:
+        return counts
     for group, layout in enumerate(cache.layout.groups):
         if layout.block_tokens:
             _, slots = _shared(cache, group, match)

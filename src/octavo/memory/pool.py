@@ -144,7 +144,7 @@ class BlockPool:
         short = self.shortfall(counts)
         if short is not None:
             return short
-        return tuple(self._take(group, n) for group, n in enumerate(counts))
+        return tuple([self._take(group, n) for group, n in enumerate(counts)])
 
     def _take(self, group: int, n: int) -> Int32:
         if n == 0:
@@ -155,7 +155,7 @@ class BlockPool:
             slabs = self.free.take(-(-n // per_slab))
             slots = slabs if per_slab == 1 else np.arange(slabs[0] * per_slab, slabs[0] * per_slab + n, dtype=np.int32)
             self.owner[slabs] = group
-            self.used[slabs] = np.minimum(per_slab, n - np.arange(len(slabs)) * per_slab)
+            self.used[slabs] = 1 if per_slab == 1 else np.minimum(per_slab, n - np.arange(len(slabs)) * per_slab)
             columns.move(slots, SlotState.FILLING)
         else:
             slots = np.empty(n, dtype=np.int32)

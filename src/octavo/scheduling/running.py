@@ -117,7 +117,10 @@ class RunningSet:
             self.sequence_id[row] = -1
             self.done[row] = False
             self._free_rows.append(row)
-        self.order = self.order[~np.isin(self.order, leaving)]
+        if len(leaving) == 1:
+            self.order = self.order[self.order != leaving[0]]
+        else:
+            self.order = self.order[~np.isin(self.order, leaving)]
 
     def tokens_at(self, rows: Int32, starts: Int64, counts: Int64) -> Int32:
         """Token ids of the chunks, ragged; PENDING where the token is still in flight."""
