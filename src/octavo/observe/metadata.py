@@ -13,6 +13,7 @@ from itertools import islice
 import numpy as np
 
 from octavo.memory.cache import KVCache
+from octavo.memory.keys import TOKEN_BYTES
 from octavo.memory.pool import BlockPool
 from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
 
@@ -40,20 +41,22 @@ def metadata_bytes(cache: KVCache, host: BlockPool | None) -> int:
 def directory_bytes(directory: PrefixDirectory) -> int:
     """About what the prefix directory takes."""
     columns = sum(slots.nbytes for tier in directory.keyed_in for slots in tier)
-    weighed = [_node_bytes(node) for node in islice(directory.nodes(), WEIGHED)]
+    blocks = islice((node for node in directory.nodes() if node.parent is not None), WEIGHED)
+    weighed = [_node_bytes(node, node.parent) for node in blocks if node.parent is not None]
     return columns + (round(sum(weighed) / len(weighed) * len(directory)) if weighed else 0)
 
 
-def _node_bytes(node: Node) -> int:
-    own = sum(map(sys.getsizeof, {id(part): part for part in _parts(node)}.values()))
+def _node_bytes(node: Node, parent: Node) -> float:
+    """What it has for itself, and its part of what its parent finds it by; its children are weighed for themselves."""
+    own = {id(part): part for part in _parts(node)}.values()
     placed = sum(slot != NO_SLOT for place in node.places for slot in place)
-    parent = 0 if node.parent is None else ENTRY_BYTES
-    return own + ENTRY_BYTES + parent + placed * (ENTRY_BYTES + 2 * INT_BYTES)
+    alike = parent.children[node.said[:TOKEN_BYTES]]
+    found_by = sys.getsizeof(parent.children) / len(parent.children) + sys.getsizeof(alike) / len(alike)
+    return sum(map(sys.getsizeof, own)) + found_by + ENTRY_BYTES + placed * (ENTRY_BYTES + INT_BYTES)
 
 
 def _parts(node: Node) -> Iterator[object]:
-    """The node, and what it alone refers to; other nodes are weighed for themselves."""
-    yield from (node, node.key, node.said, node.identity, node.places, *node.places)
-    yield from (node.children_in, *node.children_in, node.children)
-    yield from node.children
-    yield from node.children.values()
+    yield from (node, node.key, node.said, node.identity, node.said[:TOKEN_BYTES])
+    yield from (node.places, *node.places, node.children_in, *node.children_in)
+    if not node.children:
+        yield node.children
