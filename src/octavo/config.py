@@ -8,43 +8,22 @@ are made from here. Names are vLLM's wherever it has a name for the thing.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
-from numbers import Integral, Real
+from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, Self
 
+from octavo.config_fields import check_fields, parse_bytes
+from octavo.config_fields import option_field as _option
 from octavo.errors import ConfigError
 
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
+__all__ = [
+    "QUANTISED", "CacheConfig", "Config", "EngineConfig", "ModelConfig", "Option", "SchedulerConfig", "options",
+    "parse_bytes",
+]  # fmt: skip
 
 QUANTISED = ("int8", "fp8", "fp8_e4m3")
 """The values of `kv_cache_dtype` that keep eight bits and scales."""
-
-
-def _option(
-    kind: str,
-    default: Any,
-    help_text: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    planned: tuple[str, ...] = (),
-) -> Any:
-    """A field with what the checks, the command line and the docs need to know of it."""
-    metadata = {"kind": kind, "help": help_text, "low": low, "high": high, "choices": choices, "planned": planned}
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +58,7 @@ class ModelConfig:
     seed: int = _option("int", 0, "seeds the requests that bring no seed of their own", low=0, high=2**63 - 1)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +121,9 @@ class CacheConfig:
     placement: str = _option(
         "choice",
         "write_back",
-        "with reuse and host_bytes, which blocks are copied down: none (drop), those whose room is needed (write_back), "
-        "all as soon as they are full (write_through), or those that cost less to move than to compute (break_even)",
+        "with reuse and host_bytes, which blocks are copied down: none (drop), those whose room is needed "
+        "(write_back), all as soon as they are full (write_through), those that cost less to move than to compute "
+        "(break_even)",
         choices=("drop", "write_back", "write_through", "break_even"),
     )
     disk_path: str | None = _option("text", None, "directory for blocks that outlive the process, below the host")
@@ -162,7 +142,7 @@ class CacheConfig:
         skipped: Any = self.kv_cache_dtype_skip_layers
         if isinstance(skipped, (list, tuple)):
             object.__setattr__(self, "kv_cache_dtype_skip_layers", ",".join(map(str, skipped)) or None)
-        _check(self)
+        check_fields(self)
         if self.kv_cache_dtype_skip_layers is not None and self.kv_cache_dtype not in QUANTISED:
             remedy = f"kv_cache_dtype={self.kv_cache_dtype!r} rounds no layer; leave it out, or ask for int8 or fp8"
             raise ConfigError("kv_cache_dtype_skip_layers", self.kv_cache_dtype_skip_layers, remedy)
@@ -223,7 +203,7 @@ class SchedulerConfig:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_fields(self)
         if not self.enable_chunked_prefill:
             raise ConfigError(
                 "enable_chunked_prefill",
@@ -238,7 +218,11 @@ class EngineConfig:
 
     device: str = _option("text", "auto", "auto, cpu, cuda or cuda:N; auto takes CUDA where there is one")
     threads: int | None = _option(
-        "int", None, "threads that compute on a CPU; torch's own number, or the cores granted if fewer", low=1, high=1024
+        "int",
+        None,
+        "threads that compute on a CPU; torch's own number, or the cores granted if fewer",
+        low=1,
+        high=1024,
     )
     pin: bool = _option("flag", False, "bind each of these threads to a core of its own (Linux)")
     attention_backend: str = _option(
@@ -264,7 +248,7 @@ class EngineConfig:
     audit: bool = _option("flag", False, "check every accounting invariant after every step")
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_fields(self)
         kind, _, index = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (":" in self.device and not (kind == "cuda" and index.isdecimal())):
             raise ConfigError("device", self.device, "use auto, cpu, cuda or cuda:N")
@@ -356,25 +340,6 @@ def options() -> Iterator[Option]:
             yield Option(concern, f.name, meta["kind"], f.default, meta["help"], meta["choices"])
 
 
-def parse_bytes(name: str, value: Any) -> int:
-    """A number of bytes, or a text such as `512MiB`, `2G` or `1.5GB` (GB is 10**9, GiB is 2**30)."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    remedy = "must be a number of bytes, or a text such as 512MiB or 2GB"
-    if not isinstance(value, str):
-        raise ConfigError(name, value, remedy)
-    text = value.strip().lower().replace("_", "")
-    digits = len(text) - len(text.lstrip("0123456789."))
-    unit = text[digits:].strip().removesuffix("b")
-    try:
-        number = float(text[:digits])
-    except ValueError:
-        raise ConfigError(name, value, remedy) from None
-    if unit not in _UNITS or not math.isfinite(number):
-        raise ConfigError(name, value, remedy)
-    return round(number * _UNITS[unit])
-
-
 def _changes_nothing(name: str, value: Any) -> bool:
     harmless, _ = _ELSEWHERE.get(name, ((), ""))
     if value is not None and not isinstance(value, Real):
@@ -388,78 +353,3 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
         return _ELSEWHERE[name][1]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"is no option; did you mean {' or '.join(near)}?" if near else f"is no option; there are {', '.join(known)}"
-
-
-def _check(config: Any) -> None:
-    """Every field of a concern against its metadata; normalised values are put in place once, here."""
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if value is None and f.default is None:
-            continue
-        checked = _CHECKS[f.metadata["kind"]](f, value)
-        if checked is not value:
-            object.__setattr__(config, f.name, checked)
-
-
-def _check_text(f: Field[Any], value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f.name, value, "must be a non-empty text")
-    return value
-
-
-def _check_flag(f: Field[Any], value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f.name, value, "must be true or false")
-    return value
-
-
-def _check_int(f: Field[Any], value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ConfigError(f.name, value, f"must be a whole number{_range(f, ' of')}")
-    _within(f, int(value))
-    return int(value)
-
-
-def _check_float(f: Field[Any], value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # noqa: PLR0124 - only NaN differs from itself
-        raise ConfigError(f.name, value, f"must be a number{_range(f, ' of')}")
-    _within(f, value)
-    return float(value)
-
-
-def _check_bytes(f: Field[Any], value: Any) -> int:
-    number = parse_bytes(f.name, value)
-    _within(f, number)
-    return number
-
-
-def _check_choice(f: Field[Any], value: Any) -> str:
-    choices: tuple[str, ...] = f.metadata["choices"]
-    if isinstance(value, str) and value in f.metadata["planned"]:
-        raise ConfigError(f.name, value, f"not served yet; use one of {', '.join(choices)}")
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigError(f.name, value, f"use one of {', '.join(choices)}")
-    return value
-
-
-def _within(f: Field[Any], value: Any) -> None:
-    low, high = f.metadata["low"], f.metadata["high"]
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise ConfigError(f.name, value, f"must be{_range(f)}")
-
-
-def _range(f: Field[Any], of: str = "") -> str:
-    low, high = f.metadata["low"], f.metadata["high"]
-    if low is not None and high is not None:
-        return f" from {low} to {high}"
-    return f"{of} at least {low}" if low is not None else ""
-
-
-_CHECKS = {
-    "text": _check_text,
-    "flag": _check_flag,
-    "int": _check_int,
-    "float": _check_float,
-    "bytes": _check_bytes,
-    "choice": _check_choice,
-}
