@@ -79,7 +79,8 @@ class NativeEmbedding(nn.Module):
 class Packing:
     """How the linear layers of one model are packed: in the type that they have."""
 
-    threads: int | None = None
+    instruction_set: str | None = None
+    """Of the kernels; the fastest if not given."""
     tried: bool = False
     """Whether a tiny model of the same class went through its trial with packed layers."""
     leave: tuple[str, ...] = ()
@@ -87,7 +88,7 @@ class Packing:
 
     def try_on(self, tiny: nn.Module) -> None:
         """Pack a tiny model in the type it has; `learn` from it after its trial."""
-        Packing(threads=self.threads).apply(tiny)
+        Packing(self.instruction_set).apply(tiny)
 
     def learn(self, tiny: nn.Module) -> None:
         """What the trial read by itself is left alone in the real model."""
@@ -136,7 +137,7 @@ class Packing:
         return module if plain and not module._forward_hooks else None
 
     def _pack(self, name: str, module: nn.Linear) -> PackedLinear:
-        packed = PackedLinear([module.weight], [module.bias], threads=self.threads)
+        packed = PackedLinear([module.weight], [module.bias], instruction_set=self.instruction_set)
         x = _random_rows(packed, module.weight.dtype)
         with torch.inference_mode():
             worst = _apart(packed(x), linear(x, module.weight, module.bias))
