@@ -41,6 +41,8 @@ LEGAL_MOVES: tuple[tuple[SlotState, SlotState], ...] = (
 _LEGAL = np.zeros((len(SlotState), len(SlotState)), dtype=bool)
 for _before, _after in LEGAL_MOVES:
     _LEGAL[_before, _after] = True
+_LEGAL_TO = tuple(np.ascontiguousarray(_LEGAL[:, after]) for after in SlotState)
+"""By the state after: whether each state before may become it."""
 _LEGAL_PAIRS = frozenset(LEGAL_MOVES)
 
 
@@ -54,7 +56,7 @@ class GroupSlots:
 
     def move(self, slots: Int32, after: SlotState) -> None:
         """Move slots to a state. Raises `InvariantViolation` on an illegal move, changing nothing."""
-        legal = _LEGAL[self.state[slots], after]
+        legal = _LEGAL_TO[after].take(self.state[slots])
         if not legal.all():
             bad = int(slots[~legal][0])
             before = SlotState(int(self.state[bad])).name

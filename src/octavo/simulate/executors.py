@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from octavo.cost.step import CostModel, HasHostTime, StepShape, run_seconds
+from octavo.cost.step import CostModel, HasHostTime, HasRuns, StepShape, run_seconds
 from octavo.memory.values import Int32, Int64
 from octavo.scheduling.plan import NO_TOKEN, Admission, StepPlan, StepResult
 from octavo.scheduling.request import Request
@@ -71,6 +71,7 @@ class SimExecutor:
         self.clock_ns = 0
         """When the device has done all that it was given."""
         self._host = cost if isinstance(cost, HasHostTime) else None
+        self._runs = cost if isinstance(cost, HasRuns) else None
         self._requests: dict[int, Request] = {}
         self._results: deque[StepResult] = deque()
         self._filler = np.zeros(0, dtype=np.int32)
@@ -128,7 +129,8 @@ class SimExecutor:
         With nothing in flight, each step is planned when the one before is done.
         """
         shape = StepShape.decode(positions)
-        device = np.rint(run_seconds(self.cost, shape, steps) * NANOSECONDS).astype(np.int64)
+        runs = run_seconds(self.cost, shape, steps) if self._runs is None else self._runs.run_seconds(shape, steps)
+        device = np.rint(runs * NANOSECONDS).astype(np.int64)
         moments = np.empty(steps + 1, dtype=np.int64)
         moments[0] = now_ns
         np.cumsum(device + self._host_ns(shape), out=moments[1:])
