@@ -327,7 +327,7 @@ def test_counters_are_what_movers_look_ups_and_seats_say(depth: int, preemption:
 def test_what_does_not_come_is_a_miss_of_its_tier_by_reason_and_nothing_is_counted_twice() -> None:
     seen: Counter[str] = Counter()
     for seed in range(16):
-        faults = (ToyFaults(0.25, 0.2, 4, 40), ToyFaults(0.1), ToyFaults(0.2, most_polls=6))[seed % 3]
+        faults = (ToyFaults(0.1, 0.35, 2, 8), ToyFaults(0.1), ToyFaults(0.2, most_polls=6))[seed % 3]
         watched = a_world(seed, reuse=True, faults=faults, disk_slots=(60, 14)[seed % 2], heads=[2], laws=["full"],
                           placement="write_through", slabs=13, host_slabs=(8, 24)[seed % 2], block_tokens=4,
                           slab_bytes=0)  # fmt: skip
