@@ -218,7 +218,19 @@ class KVCache:
             if self.copied is None:  # else a copy may hold a block that comes after them
                 raise InvariantViolation("eviction", f"cached blocks {self.pool.cached}, and none is offered")
             return Shortfall(self.pool.slabs_needed(counts), self.pool.free.count, draining=self.pool.slabs)
+        if self.copied is not None and self._copies_hold_begun_slabs(counts):
+            return Shortfall(self.pool.slabs_needed(counts), self.pool.free.count, draining=self.pool.slabs)
         return self.pool.take(counts)
+
+    def _copies_hold_begun_slabs(self, counts: list[int]) -> bool:
+        """Where every free slab is counted on, none is begun while copies alone hold slots in slabs of the group's."""
+        if self.copied is None or self.sharing is None or not self.sharing.shelf.frugal:
+            return False
+        pool = self.pool
+        short = [g for g, n in enumerate(counts) if pool.blocks_per_slab[g] > 1 and n > pool.free_in_begun(g)]
+        return bool(short) and any(
+            not tier and g in short and pool.slots[g].refs[slot] == 1 for tier, g, slot in self.copied()
+        )
 
     def _append(self, group: int, rows: Int32, missing: Int64, slots: Int32) -> NewBlocks:
         table = self.tables[group]

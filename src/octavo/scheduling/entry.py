@@ -167,8 +167,11 @@ def _less(scheduler: Scheduler, sequence: Sequence, start: Start, got: Shortfall
     if got is None:
         return on_the_device(scheduler, sequence)
     tiering = scheduler.tiering
-    if not start.tokens or len(scheduler.running) or scheduler.in_flight or (tiering is not None and tiering.pending):
+    if len(scheduler.running) or scheduler.in_flight or (tiering is not None and tiering.pending):
         return None
+    if not start.tokens:
+        # Blocks that come before a suspended sequence's own are counted as room, and cannot go while it has those.
+        return start if lose_latest_suspension(scheduler, sequence) else None
     if start.ticket is not None:
         lose_suspension(scheduler, sequence)
     # What it would be copied from takes the very room for the copy: it computes all by itself.
