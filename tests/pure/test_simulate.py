@@ -12,6 +12,7 @@ from tests.pure.worlds import drain, endings, engine, expected, outputs, request
 from octavo.cost.step import LinearCost
 from octavo.errors import InvariantViolation
 from octavo.memory import check as memory_check
+from octavo.memory import check_tiers
 from octavo.memory.adoption import adopt
 from octavo.memory.cache import KVCache
 from octavo.memory.prefix import Match
@@ -24,7 +25,8 @@ from octavo.scheduling import audit
 from octavo.scheduling.plan import Admission, StepPlan
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.executors import SimExecutor
-from octavo.simulate.explore import WHOLE_RUN, World, all_worlds, explore
+from octavo.simulate.explore import WHOLE_RUN, explore
+from octavo.simulate.explore_worlds import World, all_worlds
 from octavo.simulate.handover import walk_through
 from octavo.simulate.toy_model import ToyExecutor, ToyModel, toy_layout, toy_request
 
@@ -139,12 +141,15 @@ def test_a_scheduler_that_hands_nothing_over_does_not_pass_the_walk_through(monk
 
 def test_every_invariant_is_explored_by_name_and_holds() -> None:
     found = explore(seed=1, steps=2_400)
-    assert [one.name for one in found] == [*memory_check.INVARIANTS, *audit.INVARIANTS, *WHOLE_RUN]
+    names = [*memory_check.INVARIANTS, *audit.INVARIANTS, *check_tiers.INVARIANTS, *WHOLE_RUN]
+    assert [one.name for one in found] == names
     assert [one for one in found if not one.passed] == []
     states = {one.name: one.states_visited for one in found}
     assert states["slot-moves"] == 16
     assert min(states[name] for name in (*memory_check.INVARIANTS, *audit.INVARIANTS)) > 300
+    assert min(states[name] for name in check_tiers.INVARIANTS) > 100
     assert states["empty-after-drain"] == len(all_worlds())
+    assert states["tiers-at-rest"] == sum(bool(world.placement) for world in all_worlds()) == 48
 
 
 def test_the_same_seed_explores_the_same_and_another_one_something_else() -> None:
@@ -156,20 +161,25 @@ def test_the_same_seed_explores_the_same_and_another_one_something_else() -> Non
 
 def test_the_worlds_cover_every_pair_of_mechanisms() -> None:
     labels = [world.label for world in all_worlds()]
-    assert len(set(labels)) == len(labels) == 4 * (3 + 1) * 5 * 2
-    assert sum("chaos" in label for label in labels) == 32
-    assert sum("constant" in label and "window" in label for label in labels) == 40
+    assert len(set(labels)) == len(labels) == 4 * ((3 + 1) * 5 + 6) * 2
+    assert sum("chaos" in label for label in labels) == 32 + 8
+    assert sum("constant" in label and "window" in label for label in labels) == 40 + 12
+    assert sum("offload" in label and "reuse none" in label for label in labels) == 8
 
 
 def _leaks_one_block(patch: pytest.MonkeyPatch) -> str:
     unreference = KVCache.unreference
-    patch.setattr(KVCache, "unreference", lambda self, group, slots, to: unreference(self, group, slots[1:], to))
+    patch.setattr(
+        KVCache, "unreference", lambda self, group, slots, to, **how: unreference(self, group, slots[1:], to, **how)
+    )
     return "references-equal-occurrences"
 
 
 def _frees_in_flight(patch: pytest.MonkeyPatch) -> str:
     unreference = KVCache.unreference
-    patch.setattr(KVCache, "unreference", lambda self, group, slots, _: unreference(self, group, slots, -1))
+    patch.setattr(
+        KVCache, "unreference", lambda self, group, slots, _, **how: unreference(self, group, slots, -1, **how)
+    )
     return "in-flight-slots"
 
 
@@ -221,7 +231,7 @@ def _forgets_to_copy(patch: pytest.MonkeyPatch) -> str:
         got = adopt(*given)  # type: ignore[arg-type]
         return replace(got, copies=()) if isinstance(got, Adoption) else got
 
-    patch.setattr("octavo.scheduling.entry.adopt", adopted)
+    patch.setattr("octavo.scheduling.starting.adopt", adopted)
     return "tokens-unchanged-by-policy"
 
 
@@ -236,8 +246,8 @@ def _shares_past_the_match(patch: pytest.MonkeyPatch) -> str:
     """A hit is one position longer than what is alike."""
     match = Sharing.match
 
-    def longer(self: Sharing, chain: object, tokens: object, limit: int) -> Match:
-        found = match(self, chain, tokens, limit)  # type: ignore[arg-type]
+    def longer(self: Sharing, chain: object, tokens: object, limit: int, *tiers: int) -> Match:
+        found = match(self, chain, tokens, limit, *tiers)  # type: ignore[arg-type]
         return replace(found, tokens=found.tokens + 1) if found.partial and found.tokens < limit else found
 
     patch.setattr(Sharing, "match", longer)

@@ -1,7 +1,7 @@
 """Every invariant, by name, in seeded random worlds: what `octavo check` prints.
 
-A world is a toy engine: some laws of state, allocation, batching, admission, reuse and pipeline depth, and
-random traffic (submissions, aborts, resets, steps, unpredictable ends, failures of single sequences).
+A world is a toy engine (`explore_worlds`) under random traffic: submissions, aborts, resets, steps, unpredictable
+ends, failures of single sequences and, where there are tiers below the device, copies that fail or come late.
 After every operation each invariant runs; what it saw is counted as distinct states. The same
 seed gives the same answer. Owns no invariant but those of whole runs, at the end of this file.
 """
@@ -16,27 +16,19 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import InvariantViolation, RequestError
-from octavo.memory.cache import KVCache
 from octavo.memory.check import INVARIANTS as MEMORY_INVARIANTS
 from octavo.memory.check import is_empty
-from octavo.memory.keys import KeySpace
+from octavo.memory.check_tiers import INVARIANTS as TIER_INVARIANTS
+from octavo.memory.check_tiers import at_rest
 from octavo.memory.slots import LEGAL_MOVES, GroupSlots, SlotState
-from octavo.policy.allocation import allocation_named
-from octavo.policy.bundle import Policies
-from octavo.policy.chaos import Chaos
-from octavo.policy.eviction import EVICTIONS, eviction_named
-from octavo.policy.reuse import reuse_named
+from octavo.memory.tiering import Tiering
 from octavo.scheduling.audit import INVARIANTS as SCHEDULING_INVARIANTS
-from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, Finished, Preempted, StepTokens
-from octavo.scheduling.limits import Limits
 from octavo.scheduling.request import Request
-from octavo.scheduling.scheduler import Scheduler
+from octavo.simulate.explore_worlds import CONTEXT, World, all_worlds
 from octavo.simulate.handover import walk_through
-from octavo.simulate.toy_laws import toy_layout
-from octavo.simulate.toy_model import VOCAB, ToyExecutor, toy_model, toy_request
+from octavo.simulate.toy_model import VOCAB, toy_request
 
-CONTEXT = 64
 MAX_DRAIN_STEPS = 5_000
 WHOLE_RUN = (
     "slot-moves",
@@ -47,6 +39,7 @@ WHOLE_RUN = (
     "tokens-unchanged-by-policy",
     "guarantee-never-pauses",
     "empty-after-drain",
+    "tiers-at-rest",
     "handover",
 )
 
@@ -59,80 +52,6 @@ class Explored:
     passed: bool
     states_visited: int
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What a random run is made of."""
-
-    heads: tuple[int, ...] = (2,)
-    """Key heads of each group: (2,) is one group, (4, 2) packs two blocks of the second in a slab."""
-    laws: tuple[str, ...] = ()
-    """What each group keeps, as `toy_laws` names it; all of it where this is empty."""
-    slab_bytes: int = 0
-    """The most that a slab may grow to, so that it pads less."""
-    allocation: str = "paged"
-    batching: str = "iteration"
-    admission: str = "max_utilization"
-    chaos: bool = False
-    reuse: str = "none"
-    depth: int = 0
-    slabs: int = 12
-    rows: int = 5
-
-    @property
-    def label(self) -> str:
-        policies = "chaos" if self.chaos else f"{self.batching}+{self.admission}"
-        groups = f"{self.heads} {'+'.join(self.laws)}" if self.laws else f"{self.heads}"
-        return f"groups {groups}, {self.allocation}, {policies}, reuse {self.reuse}, depth {self.depth}"
-
-    def policies(self, seed: int) -> Policies:
-        if not self.chaos:
-            return Policies.named(
-                allocation=self.allocation, batching=self.batching, admission=self.admission, reuse=self.reuse
-            )
-        chaos = Chaos(seed)
-        allocation, reuse = allocation_named(self.allocation), reuse_named(self.reuse)
-        return Policies(allocation, batching=chaos, admission=chaos, victim=chaos, reuse=reuse)
-
-
-_GROUPS: tuple[dict[str, Any], ...] = (
-    {"heads": (2,)},
-    {"heads": (4, 2)},
-    {"heads": (2, 2), "laws": ("full", "window_6")},
-    {"heads": (3, 1, 2), "laws": ("window_5", "chunk_8", "constant"), "slab_bytes": 600},
-)
-"""One group; two of unequal blocks; a window beside all; everything that is given up, several blocks in any slab."""
-
-
-def all_worlds() -> tuple[World, ...]:
-    """Every combination of groups, allocation, policies and depth; reuse where blocks are paged."""
-    return tuple(
-        World(
-            **groups,
-            allocation=allocation,
-            batching=batching,
-            admission=admission,
-            chaos=chaos,
-            reuse=reuse,
-            depth=depth,
-        )
-        for groups in _GROUPS
-        for allocation, reuse in (
-            ("paged", "none"),
-            ("paged", "prefix"),
-            ("contiguous-max", "none"),
-            ("contiguous-pow2", "none"),
-        )
-        for batching, admission, chaos in (
-            ("iteration", "max_utilization", False),
-            ("iteration", "guaranteed_no_evict", False),
-            ("request", "max_utilization", False),
-            ("request", "guaranteed_no_evict", False),
-            ("", "", True),
-        )
-        for depth in (0, 1)
-    )
 
 
 def explore(seed: int = 0, steps: int = 4_800, worlds: tuple[World, ...] | None = None) -> list[Explored]:
@@ -162,7 +81,8 @@ class _Findings:
         self.failures.setdefault(name, detail)
 
     def report(self, size: str) -> list[Explored]:
-        names = dict.fromkeys((*MEMORY_INVARIANTS, *SCHEDULING_INVARIANTS, *WHOLE_RUN, *self.failures))
+        known = (*MEMORY_INVARIANTS, *SCHEDULING_INVARIANTS, *TIER_INVARIANTS, *WHOLE_RUN)
+        names = dict.fromkeys((*known, *self.failures))
         return [
             Explored(
                 name,
@@ -181,20 +101,7 @@ class _Run:
         self.world = world
         self.findings = findings
         self.random = Random(f"{seed} {world.label}")
-        layout = toy_layout(world.heads, laws=world.laws, most_slab_bytes=world.slab_bytes)
-        self.model = toy_model(layout, ends_every=12, fails_every=400)
-        policies = world.policies(self.random.getrandbits(32))
-        cache = KVCache(
-            layout,
-            world.slabs,
-            world.rows,
-            contiguous=policies.allocation.contiguous,
-            keys=KeySpace("toy", 4) if policies.reuse.shares else None,
-            eviction=eviction_named(self.random.choice(sorted(EVICTIONS))),
-        )
-        limits = Limits(world.rows, self.random.choice((6, 9, 32)), CONTEXT, VOCAB)
-        executor = ToyExecutor(self.model, layout, world.slabs, world.rows)
-        self.core = EngineCore(Scheduler(cache, limits, policies), executor, depth=world.depth)
+        self.core, self.model = world.build(self.random)
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
         self.endings: dict[int, list[Finished]] = {}
@@ -241,7 +148,8 @@ class _Run:
         scheduler = self.core.scheduler
         stuck = not len(scheduler.running) and not scheduler.in_flight and len(scheduler.waiting)
         self._learn(self.core.step(0.0))
-        if stuck:
+        copying = scheduler.tiering is not None and scheduler.tiering.pending
+        if stuck and not copying:
             self.findings.saw("progress", self.world, self._traffic())
             _require("progress", len(scheduler.running) or len(scheduler.waiting) < stuck, f"{stuck} wait, none enters")
 
@@ -280,6 +188,17 @@ class _Run:
         if scheduler.in_flight:
             self.findings.count("in-flight-slots", memory + traffic)
         self.findings.count("executor-tables", memory + traffic)
+        if scheduler.tiering is not None:
+            self._check_tiers(scheduler.tiering)
+
+    def _check_tiers(self, tiering: Tiering) -> None:
+        columns = [(slots.state.tobytes(), slots.refs.tobytes()) for slots in tiering.host.pool.slots]
+        on_disk = [] if tiering.disk is None else tiering.disk.blocks
+        below = _digest((self.world.heads, columns, on_disk, [order.number for order in tiering.errands.orders]))
+        for name, of_tiers in TIER_INVARIANTS.items():
+            of_tiers(tiering)
+            if name != "disk-accounting" or tiering.disk is not None:
+                self.findings.count(name, below)
 
     @property
     def _guaranteed(self) -> bool:
@@ -293,7 +212,8 @@ class _Run:
 
     def _drain(self) -> None:
         steps = 0
-        while self.core.has_work:
+        tiering = self.core.scheduler.tiering
+        while self.core.has_work or (tiering is not None and tiering.pending):
             steps += 1
             _require("progress", steps <= MAX_DRAIN_STEPS, f"work is left after {steps} steps without new requests")
             self._step()
@@ -302,6 +222,9 @@ class _Run:
         cache = self.core.scheduler.cache
         self.findings.saw("empty-after-drain", self.world, self.operations)
         _require("empty-after-drain", is_empty(cache), f"{cache.pool.free.count} of {cache.pool.slabs} slabs are free")
+        if tiering is not None:
+            self.findings.saw("tiers-at-rest", self.world, self.operations)
+            _require("tiers-at-rest", at_rest(tiering), f"copies hold {tiering.held()[:3]} (tier, group, slot)")
         for sequence_id in self.requests:
             self._check_answer(sequence_id)
 
