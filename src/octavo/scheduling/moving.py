@@ -73,6 +73,7 @@ def _park(scheduler: Scheduler, row: int) -> bool:
         return False
     sequence.suspended = value.ticket
     scheduler.snapshots.forget(row)
+    scheduler.untold(row)
     scheduler.running.unseat([row])
     return True
 

@@ -354,13 +354,17 @@ class Scheduler:
             note_peak(self.running.sequence(row), held)
             if self.tiering is not None:
                 self.tiering.loading.abandon(row)
-            if self._left_over is not None:
-                for copies in self._left_over.withdraw(row):
-                    self.cache.unpin(self._next_plan, copies)
+            self.untold(row)
             blocks += self.cache.release(row)
             self.snapshots.forget(row)
         self.running.unseat(rows)
         return blocks
+
+    def untold(self, row: int) -> None:
+        """The row's sequence leaves: no later plan tells of it."""
+        if self._left_over is not None:
+            for copies in self._left_over.withdraw(row):
+                self.cache.unpin(self._next_plan, copies)
 
     def _end_early(self, sequence_id: int, now: float, reason: FinishReason, error: str | None) -> bool:
         sequence = self._sequences.get(sequence_id)
