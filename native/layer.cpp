@@ -14,7 +14,7 @@ extern const LayerKernels kAvx2, kAvx512;
 
 namespace {
 
-constexpr int64_t kAlone = 1 << 15;  // elements: below it, waking threads costs more than it saves
+constexpr int64_t kAlone = 1 << 14;  // elements: below it, waking threads costs more than it saves
 
 std::vector<const LayerKernels*> find_kernels() {
   std::vector<const LayerKernels*> found;

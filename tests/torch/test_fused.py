@@ -272,6 +272,21 @@ def test_half_precision_layers_are_recognised(name, dtype):
     assert fusion.stack is not None, fusion.outside
 
 
+def test_tables_follow_a_rope_that_is_fixed_after_the_trial():
+    bench = fused_bench("llama")
+    for model in (bench.reference, bench.served):
+        model.model.rotary_emb.inv_freq.mul_(0.37)
+    prompts = tiny_prompts()
+    bench.compare(prompts, bench.serve(prompts, WANTED)[0])
+
+
+def test_a_window_that_reaches_past_what_is_kept_is_refused():
+    bench = fused_bench("mistral")
+    bench.config["sliding_window"] = 4
+    with pytest.raises(ModelError, match="a window of 6 where its geometry keeps a window of 4"):
+        bench.serve(tiny_prompts(), 2)
+
+
 def test_heads_turned_in_pairs_are_told_from_halves():
     fusions = {name: fused_bench(name).fusion for name in ("llama", "cohere", "glm", "gpt_oss", "smollm3")}
     ropes = {name: {layer.wiring.rope for layer in fusion.layers.values()} for name, fusion in fusions.items()}

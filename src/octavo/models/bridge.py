@@ -96,26 +96,23 @@ class PagedTicket:
 
     def attend(self, call: Call) -> torch.Tensor:
         call.require_stored(self)
-        require_kept(call, self.group)
+        require_kept(call.module, call.rule, self.group)
         if call.chosen is not None:
             raise refused(call.module, "attends to what an index chose, which is not served for keys and values")
         query = call.query[0].transpose(0, 1)
         return self.backend.attend(query, (call.key, call.value), self.pages, self.step, call.rule)
 
 
-def require_kept(call: Call, group: GroupLayout) -> None:
+def require_kept(module: nn.Module, rule: AttentionRule, group: GroupLayout) -> None:
     """Raise unless everything that the rule lets a query read is kept by the group."""
-    rule = call.rule
     if group.window_tokens is not None:
         reach = min((n for n in (rule.window, rule.chunk_tokens) if n is not None), default=None)
         if reach is None or reach > group.window_tokens:
             raise refused(
-                call.module, f"attends over {_reach(rule)} where its geometry keeps a window of {group.window_tokens}"
+                module, f"attends over {_reach(rule)} where its geometry keeps a window of {group.window_tokens}"
             )
     if group.chunk_tokens is not None and (rule.chunk_tokens is None or group.chunk_tokens % rule.chunk_tokens):
-        raise refused(
-            call.module, f"attends over {_reach(rule)} where its geometry keeps chunks of {group.chunk_tokens}"
-        )
+        raise refused(module, f"attends over {_reach(rule)} where its geometry keeps chunks of {group.chunk_tokens}")
 
 
 def _reach(rule: AttentionRule) -> str:

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from octavo.errors import ModelError
+from octavo.errors import ConfigError, ModelError
 from octavo.kernels.cpu import NativeAttention
-from octavo.models.bridge import Bridge, PagedCache
+from octavo.memory.layout import GroupLayout
+from octavo.models.bridge import Bridge, PagedCache, require_kept
 from octavo.models.fused_layer import FusedLayer, Packed, Wiring, candidates, pack, take_over
 from octavo.models.fused_parts import LayerParts, NotRecognised, read_layer
 from octavo.models.fused_run import FusedRun, LayerPrograms
@@ -128,6 +129,8 @@ def _stack(
             cache = watched_cache(backend, watched.pages, step)
             cache.layers = programs.begin((step,), positions.shape[1])
             right.append(bridge.logits(given, positions, keep, cache))
+    for table in stack.tables.values():
+        table.forget()
     apart = difference(found, right)
     if not apart <= _TOLERANCE[layers[0].dtype]:
         raise NotRecognised(f"its logits differ by {apart:.1g}")
@@ -176,11 +179,17 @@ def _fused(
         raise NotRecognised(f"its parts are called in the order {parts.order}")
     if likely in wirings:
         wirings.insert(0, wirings.pop(wirings.index(likely)))
-    packed = pack(parts)
-    apart = []
+    try:
+        packed = pack(parts)
+    except ConfigError as why:
+        raise NotRecognised(f"its matrices cannot be packed: {why}") from why
+    apart: list[float] = []
     for wiring in wirings:
         made = _layer(seen, parts, packed, wiring, tables)
-        apart.append(_difference(made, seen, watched, backend))
+        try:
+            apart.append(_difference(made, seen, watched, backend))
+        except ValueError:  # sizes that do not fit each other
+            continue
         if apart[-1] <= _TOLERANCE[dtype]:
             return made
     raise NotRecognised(f"no wiring of its parts gives what it gives (off by {min(apart, default=1.0):.1g})")
@@ -228,7 +237,11 @@ def _forward(number: int) -> Any:
 
 
 def programs_of(
-    model: nn.Module, backend: Any, pages: dict[int, Any], group_of: dict[int, int]
+    model: nn.Module,
+    backend: Any,
+    pages: dict[int, Any],
+    group_of: dict[int, int],
+    groups: tuple[GroupLayout, ...],
 ) -> LayerPrograms | None:
     """The model's fused layers over these pages; None where it has none."""
     fusion: Fusion | None = getattr(model, FUSED, None)
@@ -236,4 +249,6 @@ def programs_of(
         return None
     if not isinstance(backend, NativeAttention):
         raise ModelError("model", type(model).__name__, f"its layers were fused for native kernels, not {backend.name}")
+    for layer in fusion.layers.values():
+        require_kept(layer.parts.attention.module, layer.rule, groups[group_of[layer.kv_layer]])
     return LayerPrograms(fusion.layers, backend, pages, group_of, fusion.stack)

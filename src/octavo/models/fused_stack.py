@@ -42,6 +42,10 @@ class Table:
             self.cos, self.sin = (made[0].contiguous() for made in self.call.again(rows[None]))
         return self.cos, self.sin
 
+    def forget(self) -> None:
+        """Rotary modules may be fixed for another context after they were tried."""
+        self.cos = self.sin = None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:

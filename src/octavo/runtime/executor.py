@@ -70,7 +70,7 @@ class TorchExecutor:
         self._pages = {layer: self.arena.pages(layer) for layer in attending}
         self._group_of = {layer: self.arena.group_of(layer) for layer in attending}
         self._slots = {layer: self.arena.slots(layer) for layer in keeping}
-        self._layers = programs_of(model, self.backend, self._pages, self._group_of)
+        self._layers = programs_of(model, self.backend, self._pages, self._group_of, layout.groups)
         whole = self.backend.reads_whole_blocks or any(isinstance(p, LatentPages) for p in self._pages.values())
         self._tensors = StepTensors(self.arena, rows, clears=whole)
         self._sampler = sampler
