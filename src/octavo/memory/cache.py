@@ -40,6 +40,8 @@ from octavo.memory.values import (
 )
 from octavo.policy.eviction import Eviction, LeastRecentlyUsed
 
+_DRAINING = int(SlotState.DRAINING)
+
 
 class KVCache:
     def __init__(
@@ -362,7 +364,7 @@ class KVCache:
             for group, slots in self._draining.pop(number):
                 columns = self.pool.slots[group]
                 # A slot may have been taken up again since, and may even drain anew for a later plan.
-                due = slots[(columns.state[slots] == SlotState.DRAINING) & (columns.last_plan[slots] <= self.settled)]
+                due = slots[(columns.state[slots] == _DRAINING) & (columns.last_plan[slots] <= self.settled)]
                 self._retire(group, due)
 
     def unpin(self, plan: int, copies: BlockCopies) -> None:
@@ -424,7 +426,7 @@ class KVCache:
             keyed = self.sharing.directory.keyed[group][slots]
             kept = slots[keyed]
             if len(kept):
-                draining = kept[self.pool.slots[group].state[kept] == SlotState.DRAINING]
+                draining = kept[self.pool.slots[group].state[kept] == _DRAINING]
                 self.pool.undrain(group, draining)
                 self.sharing.shelf.keep(group, kept, used=used)
                 slots = slots[~keyed]

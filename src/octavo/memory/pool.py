@@ -21,7 +21,7 @@ from octavo.memory.slots import GroupSlots, SlotState
 from octavo.memory.values import Int32, Shortfall
 
 NO_OWNER = -1
-_EMPTY, _DRAINING = SlotState.EMPTY, SlotState.DRAINING
+_DRAINING = int(SlotState.DRAINING)
 
 
 class BlockPool:
@@ -200,7 +200,7 @@ class BlockPool:
         columns = self.slots[group]
         if len(slots) == 1:  # cached blocks are given up one by one, very many of them
             slot = int(slots[0])
-            self.draining[group] -= columns.move_one(slot, _EMPTY) == _DRAINING
+            self.draining[group] -= columns.move_one(slot, SlotState.EMPTY) == _DRAINING
             if self.blocks_per_slab[group] == 1:
                 self.used[slot] = 0
                 self.owner[slot] = NO_OWNER
@@ -208,7 +208,7 @@ class BlockPool:
             else:
                 self._give_one(group, slot // self.blocks_per_slab[group])
             return
-        self.draining[group] -= int(np.count_nonzero(columns.state[slots] == SlotState.DRAINING))
+        self.draining[group] -= int(np.count_nonzero(columns.state[slots] == _DRAINING))
         columns.move(slots, SlotState.EMPTY)
         per_slab = self.blocks_per_slab[group]
         if per_slab == 1:

@@ -24,7 +24,7 @@ from octavo.memory.slots import SlotState
 from octavo.memory.values import Int32
 from octavo.policy.eviction import Evictable, Eviction
 
-_READY = SlotState.READY
+_READY, _DRAINING = int(SlotState.READY), int(SlotState.DRAINING)
 
 
 class Shelf:
@@ -70,7 +70,7 @@ class Shelf:
     def take_up(self, group: int, slots: Int32) -> None:
         """Slots at nodes gain a reference: cached ones are not evictable any more, draining ones stay."""
         columns = self.pool.slots[group]
-        draining = slots[columns.state[slots] == SlotState.DRAINING]
+        draining = slots[columns.state[slots] == _DRAINING]
         if len(draining):
             self.pool.undrain(group, draining)
         idle = slots[(columns.refs[slots] == 0) & ~np.isin(slots, draining)]
@@ -226,7 +226,7 @@ class Shelf:
     def remove(self, group: int, slot: int) -> None:
         """A slot that nobody references is found no more; one that drains is EMPTY once its plan has completed."""
         self.directory.displace(group, slot, self.tier)
-        if self.pool.slots[group].state[slot] == SlotState.READY:
+        if self.pool.slots[group].state[slot] == _READY:
             self._forget_unsaved(group, slot)
             self._withdraw(group, slot)
             slots = np.array([slot], dtype=np.int32)

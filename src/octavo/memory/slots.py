@@ -43,7 +43,7 @@ for _before, _after in LEGAL_MOVES:
     _LEGAL[_before, _after] = True
 _LEGAL_TO = tuple(np.ascontiguousarray(_LEGAL[:, after]) for after in SlotState)
 """By the state after: whether each state before may become it."""
-_LEGAL_PAIRS = frozenset(LEGAL_MOVES)
+_LEGAL_ONE: list[list[bool]] = _LEGAL.tolist()
 
 
 class GroupSlots:
@@ -61,16 +61,16 @@ class GroupSlots:
             bad = int(slots[~legal][0])
             before = SlotState(int(self.state[bad])).name
             raise InvariantViolation("slot-moves", f"slot {bad}: {before} -> {after.name} is not a legal move")
-        self.state[slots] = after
+        self.state[slots] = int(after)  # numpy takes long over members of an Enum
 
     def move_one(self, slot: int, after: SlotState) -> int:
         """`move` of one slot, ten times as fast; returns the state before."""
         before = int(self.state[slot])
-        if (before, after) not in _LEGAL_PAIRS:
+        if not _LEGAL_ONE[before][int(after)]:
             raise InvariantViolation(
                 "slot-moves", f"slot {slot}: {SlotState(before).name} -> {after.name} is not a legal move"
             )
-        self.state[slot] = after
+        self.state[slot] = int(after)
         return before
 
     def count(self, state: SlotState) -> int:
