@@ -358,6 +358,29 @@ def assert_cached_tokens_are_those_never_computed(watched: Watched) -> None:
             assert sum(record.cached_tokens.values()) == request.prompt_tokens - computed[number]
 
 
+@pytest.mark.parametrize("fails", [0.0, 0.2])
+@pytest.mark.parametrize("preemption", ["recompute", "offload"])
+def test_recomputed_tokens_are_positions_that_plans_compute_twice_also_after_copies_that_did_not_come(
+    fails: float, preemption: str
+) -> None:
+    twice = told = 0
+    for seed in range(6):
+        watched = a_world(seed, reuse=True, heads=[2], laws=["full"], slabs=12, host_slabs=30, block_tokens=4, rows=4,
+                          slab_bytes=0, admission="max_utilization", depth=0, fails_every=0, faults=ToyFaults(fails),
+                          placement="write_back", preemption=preemption, disk_slots=0)  # fmt: skip
+        watched.run(seed, requests=16, resets=0.0)
+        reached: Counter[int] = Counter()
+        for plan in watched.books.plans:
+            for number, start, count in zip(
+                plan.sequence_ids.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True
+            ):
+                twice += max(0, min(start + count, reached[number]) - start)
+                reached[number] = max(reached[number], start + count)
+        told += int(value(scraped(watched.metrics), "recomputed_tokens_total"))
+    # What others had computed first, and it lost, is told too.
+    assert 0 < twice <= told <= twice * (1.5 if fails else 1)
+
+
 # -- gauges -------------------------------------------------------------------------------------------
 
 

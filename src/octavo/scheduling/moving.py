@@ -96,7 +96,7 @@ def settle_transfers(scheduler: Scheduler, notices: ListLike[Notice], now: float
     for row in arrivals.rows:
         scheduler.running.loading[row] = False
         sequence = scheduler.running.sequence(row)
-        sequence.restored_tokens = 0
+        sequence.restored_tokens = sequence.spared_tokens = 0
         scheduler.say(Arrived(now, sequence.sequence_id, now - sequence.waits_since_s))
 
 
@@ -104,8 +104,8 @@ def _restart(scheduler: Scheduler, row: int, reason: str, now: float) -> None:
     """What the row waited for will not come: its sequence goes back to the queue, and begins without it."""
     sequence = scheduler.running.sequence(row)
     scheduler.leave(row)
-    sequence.given_up_tokens += sequence.restored_tokens
-    sequence.restored_tokens = 0
+    sequence.given_up_tokens += sequence.spared_tokens
+    sequence.restored_tokens = sequence.spared_tokens = 0
     if not sequence.preemptions:
         sequence.cached_tokens = None
     sequence.paused_at_s = now

@@ -240,6 +240,7 @@ class Scheduler:
             Admission(sequence.row, sequence.sequence_id, sequence.request, sequence.outputs, match.tokens)
         )
         again = max(0, sequence.given_up_tokens - match.tokens)
+        sequence.spared_tokens = sequence.restored_tokens or sequence.given_up_tokens - again
         sequence.given_up_tokens = 0
         sequence.recomputed_tokens += again
         self._events.append(

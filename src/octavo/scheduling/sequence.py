@@ -54,6 +54,8 @@ class Sequence:
     """Ticket of its state, while that is kept as it was for it to resume."""
     restored_tokens: int = 0
     """Of suspended state that is on its way back to the device."""
+    spared_tokens: int = 0
+    """Positions it had before it gave way, and computes again if what it waits for does not come."""
     waits_since_s: float = 0.0
     """When it was last seated to wait for copies."""
     cached_tokens: dict[str, int] | None = None
