@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     clock = OwnClock() if options.own_time else WallClock()
-    engine, loaded = built(options)
+    engine, loaded = engine_of(options, -(-options.kv_tokens // BLOCK_TOKENS))
     facts = machine_facts() | torch_facts()
     print(f"{loaded.name}, {options.dtype}; {described(facts)}")
     calibration = read_calibration(options.calibration) if options.calibration else calibrated(engine, loaded, options)
@@ -111,21 +111,17 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def built(options: argparse.Namespace) -> Any:
+def engine_of(options: argparse.Namespace, blocks: int, **more: Any) -> Any:
+    """An engine and the model that was loaded for it: layers may be fused for one engine only."""
+    import torch
     from transformers.utils import logging
 
+    from octavo.config import Config
+    from octavo.engine.build import engine_for
     from octavo.models.load import load_checkpoint
 
     logging.set_verbosity_error()
     loaded = load_checkpoint(options.model, dtype=options.dtype, skip_tokenizer_init=True)
-    return engine_around(options, loaded, -(-options.kv_tokens // BLOCK_TOKENS)), loaded
-
-
-def engine_around(options: argparse.Namespace, loaded: Any, blocks: int, **more: Any) -> Any:
-    import torch
-
-    from octavo.config import Config
-    from octavo.engine.build import engine_for
 
     config = Config.from_kwargs(
         skip_tokenizer_init=True,
@@ -138,7 +134,7 @@ def engine_around(options: argparse.Namespace, loaded: Any, blocks: int, **more:
         device="cpu",
         **more,
     )
-    return engine_for(config, loaded, torch.device("cpu"))
+    return engine_for(config, loaded, torch.device("cpu")), loaded
 
 
 def calibrated(engine: Any, loaded: Any, options: argparse.Namespace) -> Any:
@@ -206,7 +202,7 @@ def tiered(options: argparse.Namespace, loaded: Any, replica: Any, calibration: 
     needs = [-(-job.positions // BLOCK_TOKENS) for job in jobs]
     blocks = max(max(needs) + 1, round(options.tiered * sum(needs)))
     host_bytes = sum(needs) * replica.layout.slab_bytes
-    small = engine_around(options, loaded, blocks, host_bytes=host_bytes, preemption="offload")
+    small, _ = engine_of(options, blocks, host_bytes=host_bytes, preemption="offload")
     timed = Timed("W2 tiered", jobs, (0.0,) * len(jobs))
     real = [run_really(small, timed, clock) for _ in range(options.repeat)]
     small.close()
