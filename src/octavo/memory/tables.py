@@ -36,15 +36,11 @@ class BlockTables:
         self.counts[rows] = indices + 1
         return indices.astype(np.int32)
 
-    def append_repeated(self, rows: Int32, slots: Int32) -> None:
-        """One block for each entry of `rows`; a row that comes again gets the next one."""
-        order = np.argsort(rows, kind="stable")
-        sorted_rows = rows[order]
-        distinct, firsts, many = np.unique(sorted_rows, return_index=True, return_counts=True)
-        indices = self.counts[sorted_rows] + np.arange(len(rows)) - np.repeat(firsts, many)
+    def append_at(self, rows: Int32, indices: Int64, slots: Int32) -> None:
+        """Blocks at these places, which are the next ones of each of `rows`, without a gap and in order for each."""
         self._widen(int(indices.max(initial=-1)) + 1)
-        self.slots[sorted_rows, indices] = slots[order]
-        self.counts[distinct] += many
+        self.slots[rows, indices] = slots
+        np.maximum.at(self.counts, rows, indices + 1)
 
     def append(self, row: int, slots: Int32) -> Int32:
         start = int(self.counts[row])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.errors import InvariantViolation
+from octavo.memory.layout import BOUNDLESS
 from octavo.memory.values import Int32, Int64, Shortfall
 from octavo.scheduling.keeping import key_filled
 
@@ -49,12 +50,12 @@ class Taken:
 def take_blocks(scheduler: Scheduler, rows: Int32, asked: Blocks) -> Taken:
     """Reserve and commit for these steps, or for as many as there are blocks for."""
     cache = scheduler.cache
-    crossings = _crossings(cache, rows, asked)
     pool, sharing = cache.pool, cache.sharing
-    wanted = sum(len(places) for places in crossings.values())
-    if _plain(pool) and not cache.gives_up and (sharing is None or wanted <= pool.free.count):
-        return _at_once(scheduler, rows, asked, crossings)
-    return _in_order(scheduler, rows, asked, crossings)
+    if _plain(pool) and not cache.gives_up:
+        coming = _coming(cache, rows, asked)
+        if sharing is None or len(coming.steps) <= pool.free.count:
+            return _at_once(scheduler, rows, asked, coming)
+    return _in_order(scheduler, rows, asked, _crossings(cache, rows, asked))
 
 
 def first_slide(cache: KVCache, rows: Int32, positions: Int64, steps: int) -> int:
@@ -68,22 +69,43 @@ def until_full(positions: Int64, size: int) -> Int64:
     return size - 1 - positions % size
 
 
-def _at_once(scheduler: Scheduler, rows: Int32, asked: Blocks, crossings: Due) -> Taken:
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """Blocks that rows of one group will need, in the order of single steps."""
+
+    steps: Int64
+    """In which each is reserved."""
+    places: Int64
+    """Whose it is, among the rows."""
+    turns: Int64
+    """Which of its row's new blocks it is."""
+
+
+def _coming(cache: KVCache, rows: Int32, asked: Blocks) -> _Coming:
+    size = cache.layout.groups[0].block_tokens or BOUNDLESS
+    room = cache.tables[0].counts[rows] * size - asked.positions
+    many = np.maximum(0, -(-(asked.steps - room) // size))
+    ends = many.cumsum()
+    places = np.repeat(np.arange(len(rows)), many)
+    turns = np.arange(len(places)) - (ends - many)[places]
+    steps = room[places] + turns * size
+    order = np.argsort(steps * len(rows) + places)
+    return _Coming(steps[order], places[order], turns[order])
+
+
+def _at_once(scheduler: Scheduler, rows: Int32, asked: Blocks, coming: _Coming) -> Taken:
     """One group, a block a slab: many blocks are those that come one by one."""
     cache, pool = scheduler.cache, scheduler.cache.pool
-    taken = np.zeros(asked.steps, dtype=np.int64)
-    for step, places in crossings.items():
-        taken[step] = len(places)
-    taken = taken.cumsum()
+    taken = np.bincount(coming.steps, minlength=asked.steps).cumsum()
     enough = int(np.searchsorted(taken, pool.free.count, side="right"))
     free_slabs: Int64 = (pool.available_slabs - taken)[:enough]
-    growing = [rows[places] for step, places in crossings.items() if step < enough]
-    if growing:
-        again = np.concatenate(growing)
-        got = pool.take([len(again)])
+    count = int(taken[enough - 1]) if enough else 0
+    if count:
+        got = pool.take([count])
         if isinstance(got, Shortfall):
-            raise InvariantViolation("reserve-all-or-nothing", f"{len(again)} blocks were free, then were not")
-        cache.tables[0].append_repeated(again, got[0])
+            raise InvariantViolation("reserve-all-or-nothing", f"{count} blocks were free, then were not")
+        growing, table = rows[coming.places[:count]], cache.tables[0]
+        table.append_at(growing, table.counts[growing] + coming.turns[:count], got[0])
     cache.commit(rows, asked.positions + enough)
     if cache.sharing is not None:
         _key(scheduler, cache.sharing, rows, asked.positions, free_slabs)
