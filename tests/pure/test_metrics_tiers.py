@@ -3,6 +3,7 @@ lie when somebody is looked up, and from tables, slots and positions computed. T
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import pytest
 from tests.pure.metrics_by_hand import MODEL, ByHand, Series, assert_histogram, scraped, total, value
 from tests.pure.test_metrics_reuse import alike, words
 from tests.pure.tier_worlds import TierWorld, _ask_something, drawn, text
+from tests.pure.worlds import ToyWorld
 
 from octavo.memory.keys import KeySpace
 from octavo.memory.prefix import Match, Node, PrefixDirectory
@@ -22,6 +24,7 @@ from octavo.memory.transfers import Ended
 from octavo.observe.metadata import directory_bytes
 from octavo.observe.metrics import Metrics
 from octavo.observe.names import FAILURES
+from octavo.observe.recorder import event_fields, state_of
 from octavo.scheduling.events import Finished
 from octavo.scheduling.plan import StepPlan
 from octavo.simulate.toy_laws import toy_layout
@@ -521,6 +524,28 @@ def test_who_leaves_before_its_copies_end_is_in_no_hit_and_no_miss() -> None:
         assert total(after, name) == total(before, name)
     assert value(after, "transfer_stall_seconds_count") == value(before, "transfer_stall_seconds_count")
     assert value(after, "loading_sequences") == 0
+
+
+def test_a_dump_tells_of_the_tiers_below_of_what_is_under_way_and_of_pins() -> None:
+    world = TierWorld(slabs=8, placement="write_through", by_hand=True, disk_slots=20)
+    prompt = text(17, 1)
+    world.serve(prompt)
+    world.core.pin(np.array(prompt[:9], dtype=np.int32), "", world.time, 1e6)
+    world.crowd_out()
+    world.hold("promote")
+    number = world.ask(prompt, 3)
+    world.step(2)
+    told = json.loads(json.dumps([state_of(world.core), *map(event_fields, world.events)]))
+    below = told[0]["below"]
+    assert told[0]["pins"] == ["pin-1"]
+    assert (below["loading"], below["orders_under_way"], below["reach"], below["suspended"]) == (1, 1, 3, [])
+    assert below["host_groups"]["g0"]["ready"] > 0
+    assert sum(below["disk_blocks"]) > 0
+    assert {event["event"] for event in told[1:]} >= {"Transferred", "Admitted", "StepEnded"}
+    assert state_of(ToyWorld().core)["below"] is None
+    world.core.abort(number, world.time)
+    world.mover.end()
+    world.finish()
 
 
 def test_the_directory_is_weighed_within_a_fifth_of_what_python_takes_for_it() -> None:

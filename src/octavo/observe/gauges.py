@@ -15,7 +15,7 @@ from octavo.memory.cache import KVCache
 from octavo.memory.layout import Layout
 from octavo.memory.slots import SlotState
 from octavo.memory.tiering import Tiering
-from octavo.memory.tiers import DiskTier, HostTier
+from octavo.memory.tiers import DISK_TIER, DiskTier, HostTier
 from octavo.memory.values import DEVICE, DISK, HOST, Int32
 from octavo.memory.waste import waste
 from octavo.observe.metadata import metadata_bytes
@@ -119,9 +119,11 @@ def _host_bytes(host: HostTier, layout: Layout) -> tuple[int, int]:
 def _disk_bytes(disk: DiskTier, sizes: list[int]) -> tuple[int, int]:
     used = kept = 0
     for group, size in enumerate(sizes):
-        busy = frozenset(disk.busy_slots(group))
+        busy = np.array(disk.busy_slots(group), dtype=np.int64)
+        # What is being read stands at a node; what is being written does not yet.
+        read = 0 if disk.directory is None else int(disk.directory.keyed_in[DISK_TIER][group][busy].sum())
         used += len(busy) * size
-        kept += sum(slot not in busy for slot in disk.found_slots(group)) * size
+        kept += (disk.blocks[group] - read) * size
     return used, kept
 
 

@@ -25,6 +25,7 @@ from octavo.memory.inspect import cached_lines, table_lines
 from octavo.memory.slots import SlotState
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Event, Finished
+from octavo.scheduling.scheduler import Scheduler
 
 CAPACITY = 2_000
 ON_STDERR = 40
@@ -101,6 +102,8 @@ def state_of(core: EngineCore) -> dict[str, Any]:
         "free_slabs": cache.pool.free.count,
         "groups": _groups(cache),
         "cached": cached_lines(cache),
+        "below": _below(scheduler),
+        "pins": [] if scheduler.kept.pins is None else [one.name for one in scheduler.kept.pins.live()][:MOST_ITEMS],
         "rows": [
             {
                 "row": row,
@@ -116,6 +119,28 @@ def state_of(core: EngineCore) -> dict[str, Any]:
         ],
         "tables": lines[:MOST_ITEMS],
         "tables_left_out": max(0, len(lines) - MOST_ITEMS),
+    }
+
+
+def _below(scheduler: Scheduler) -> dict[str, Any] | None:
+    """The tiers below the device, and what is on its way between them."""
+    tiering = scheduler.tiering
+    if tiering is None:
+        return None
+    groups, pool = scheduler.cache.layout.groups, tiering.host.pool
+    suspended = scheduler.cache.suspensions.values()
+    return {
+        "host_slabs": pool.slabs,
+        "host_free_slabs": pool.free.count,
+        "host_groups": {
+            group.name: {state.name.lower(): slots.count(state) for state in SlotState}
+            for group, slots in zip(groups, pool.slots, strict=True)
+        },
+        "disk_blocks": None if tiering.disk is None else tiering.disk.blocks,
+        "orders_under_way": len(tiering.errands),
+        "loading": len(tiering.loading),
+        "suspended": [{"ticket": value.ticket, "tokens": value.tokens} for value in suspended][:MOST_ITEMS],
+        "reach": tiering.reach,
     }
 
 

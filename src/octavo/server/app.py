@@ -176,5 +176,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         message = f"{request.method} {path}: is answered to {headers.get('Allow', 'another method')} alone"
         return ApiError(405, message, code="method_not_allowed", headers=headers).response()
-    known = "/v1/models, /v1/completions, /v1/chat/completions, /tokenize, /detokenize, /health, /ready, /metrics"
+    known = (
+        "/v1/models, /v1/completions, /v1/chat/completions, /v1/cache/reset, /v1/cache/pin, /v1/cache/unpin, "
+        "/v1/cache/pins, /tokenize, /detokenize, /health, /ready, /metrics"
+    )
     return ApiError(404, f"{path!r}: is no address of this server; there are {known}", code="unknown_url").response()
