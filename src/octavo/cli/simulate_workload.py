@@ -133,7 +133,9 @@ def _plain(path: Path) -> Iterator[IO[bytes]]:
                 yield stream
         except ImportError:
             raise ConfigError(
-                "trace", str(path), "is packed with zstd: pip install zstandard, or unpack it and name the folder"
+                "trace",
+                str(path),
+                "is packed with zstd: pip install 'octavo[traces]', or unpack it and name the folder",
             ) from None
 
 
