@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 from machine_facts import described, machine_facts, torch_facts
 from machine_rates import Rates, measure_rates
 
-from octavo.kernels.linear import GROUP_INT4, PackedLinear, linear_instruction_sets, quantise_groups, quantise_rows
+from octavo.kernels.linear import GROUP, PackedLinear, linear_instruction_sets, quantise_groups
 
 SHAPES = {"qkv": (576, 960), "output": (576, 576), "gate and up": (576, 3072), "down": (1536, 576)}
 """(inputs, outputs) of SmolLM2-135M's layers."""
@@ -120,16 +120,16 @@ def made(name: str, shape: tuple[int, int], count: int, generator: torch.Generat
 
 
 def theirs_of(name: str, weight: torch.Tensor) -> Product:
-    """Torch's product by the same matrix in the same form."""
+    """Torch's product by the same matrix in the same form; its int8 has one scale for an output."""
     if name == "int8":
-        whole, scales = quantise_rows(weight)
-        small = scales.to(torch.bfloat16)
+        scales = weight.abs().amax(1) / 127
+        whole, small = torch.round(weight / scales[:, None]).to(torch.int8), scales.to(torch.bfloat16)
         return lambda x: torch._weight_int8pack_mm(x, whole, small)
     if name == "int4":
-        whole, scales = quantise_groups(weight)
+        whole, scales = quantise_groups(weight, torch.int4)
         packed = torch._convert_weight_to_int4pack_for_cpu((whole + 8).to(torch.int32), 1)
         pairs = torch.stack((scales.T, torch.zeros_like(scales.T)), -1).to(torch.bfloat16).contiguous()
-        return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, GROUP_INT4, pairs)
+        return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, GROUP, pairs)
     return lambda x: linear(x, weight)
 
 

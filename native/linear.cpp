@@ -124,7 +124,7 @@ Linear::Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inp
   kernels_ = set_->kernels;
   if (outputs < 1 || inputs < 1 || outputs > INT32_MAX / 2 || inputs > INT32_MAX / 2)
     throw std::invalid_argument("a matrix has at least one output and one input");
-  panels_ = {dtype, outputs, inputs, nullptr, nullptr, nullptr, 0};
+  panels_ = {dtype, outputs, inputs, nullptr, nullptr, 0};
   reset(dtype);
 }
 
@@ -139,8 +139,6 @@ void Linear::reset(Dtype dtype) {
   panels_.weights = weights;
   panels_.dtype = dtype;
   panels_.panel_bytes = panel_bytes;
-  panels_.scales = nullptr;
-  scales_.clear();
   bytes_ = bytes;
 }
 
@@ -153,15 +151,12 @@ void Linear::put(int64_t first, int64_t rows, Dtype from, const char* weights, i
                                 " are outside the matrix");
   if (quantised(panels_.dtype) != (from == Dtype::i8 && scales != nullptr) || from > Dtype::i8)
     throw std::invalid_argument("weights in int8 and int4 come as int8 with their scales, and no others do");
-  auto keep = [&](std::vector<float>& to, const float* from_floats, const float*& shown) {
-    if (!from_floats) return;
-    to.resize(count() * kernels_->panel);
-    std::copy(from_floats, from_floats + rows, to.begin() + first);
-    shown = to.data();
-  };
-  if (panels_.dtype == Dtype::i8) keep(scales_, scales, panels_.scales);
-  keep(bias_, bias, panels_.bias);
-  const int64_t groups = panels_.dtype == Dtype::i4 ? (panels_.inputs + kGroupI4 - 1) / kGroupI4 : 0;
+  if (bias) {
+    bias_.resize(count() * kernels_->panel);
+    std::copy(bias, bias + rows, bias_.begin() + first);
+    panels_.bias = bias_.data();
+  }
+  const int64_t groups = scales ? (panels_.inputs + kGroup - 1) / kGroup : 0;
   Put job{kernels_, &panels_, first, rows, from, weights, stride * size_of(from), scales, groups};
   run_on_threads((rows + kRowsPacked - 1) / kRowsPacked, threads, put_some, &job);
 }
@@ -202,7 +197,7 @@ Form Linear::form_for(Dtype rows) const {
 void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
   if (call.rows < 1) return;
   const Form form = form_for(call.x_dtype);
-  const int most = form >= Form::quads_i8 ? std::min(kTileI8, kernels_->tile) : kernels_->tile;
+  const int most = form >= Form::quads_i8 ? std::min(kTileQuads, kernels_->tile) : kernels_->tile;
   const int64_t count = (call.rows + most - 1) / most;
   std::vector<Tile> tiles(count);
   const int64_t inputs = places(form, panels_.inputs);

@@ -14,17 +14,15 @@ namespace octavo {
 
 constexpr int kDepth = 512;  // inputs of one chain
 constexpr int kMostTile = 12;  // rows that are multiplied together, on any instruction set
-constexpr int kGroupI8 = 64;   // inputs that share a scale when rows are rounded to be multiplied by int8
-constexpr int kGroupI4 = 32;   // likewise by int4, whose weights share one too
-constexpr int kTileI8 = 6;     // rows that are then multiplied together
+constexpr int kGroup = 32;     // inputs that share a scale, of weights in int8 or int4 and of rows rounded for them
+constexpr int kTileQuads = 6;  // such rows that are multiplied together
 
 // One matrix in panels. Everything is in bytes of the packed form, which belongs to one instruction set.
 struct Panels {
   Dtype dtype;
   int64_t outputs, inputs;
   char* weights;
-  const float* scales;  // of each output, padded to whole panels; null where there are none
-  const float* bias;    // likewise
+  const float* bias;  // of each output, padded to whole panels; null where there is none
   int64_t panel_bytes;
 };
 
@@ -45,8 +43,7 @@ enum class Form : int { floats, pairs, quads_i8, quads_i4 };
 
 // Places of 32 bits that a row takes.
 constexpr int64_t places(Form form, int64_t inputs) {
-  if (form == Form::quads_i8) return (inputs + kGroupI8 - 1) / kGroupI8 * (kGroupI8 / 4 + 2);
-  if (form == Form::quads_i4) return (inputs + kGroupI4 - 1) / kGroupI4 * (kGroupI4 / 4 + 2);
+  if (form >= Form::quads_i8) return (inputs + kGroup - 1) / kGroup * (kGroup / 4 + 2);
   return (inputs + 3) / 4 * 4;
 }
 
@@ -70,7 +67,7 @@ struct LinearKernels {
   int tile;   // rows that are multiplied together
   int rows_of_many;  // up to which two panels may be taken at once
   int64_t (*bytes)(Dtype dtype, int64_t inputs);  // of one panel
-  // One output's weights, and for int4 the scales of its groups; `wide` has room for twice the inputs and two vectors.
+  // One output's weights, and for int8 and int4 the scales of its groups; `wide` has room for twice the inputs and two vectors.
   void (*pack)(const Panels&, int64_t output, Dtype from, const char* row, const float* scales, float* wide);
   void (*unpack)(const Panels&, int64_t output, Dtype to_type, char* to, float* wide);
   void (*gather)(Form form, Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to);
@@ -110,7 +107,7 @@ class Linear {
   Linear& operator=(const Linear&) = delete;
 
   // Rows `first ..` of the matrix, from memory in which they are `stride` elements apart. What is kept in int8 or int4
-  // comes in int8 with scales: one for each row, or for each row and group of kGroupI4 inputs.
+  // comes in int8 with scales, one for each row and group of inputs.
   void put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
            const float* bias, int threads);
   // Forget the weights: they are put again, kept as `dtype`. Whoever holds this object needs not know. The bias stays.
@@ -136,7 +133,7 @@ class Linear {
   const LinearSet* set_ = nullptr;
   const LinearKernels* kernels_ = nullptr;
   Panels panels_;
-  std::vector<float> scales_, bias_;
+  std::vector<float> bias_;
   int64_t bytes_ = 0;
 };
 

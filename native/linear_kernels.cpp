@@ -13,7 +13,7 @@ constexpr int kTile = W == 16 ? kMostTile : kMostTile / 2;
 constexpr int kAhead = 2048;    // bytes of a panel that are asked for before they are used
 constexpr int kWidenTiles = 3;
 constexpr int kRowsOfMany = 2;  // rows up to which two panels are taken at once
-constexpr int kMostInputs = 4;  // of a unit
+constexpr int kMostInputs = 4;  // rows are filled up to a multiple of it
 
 // ---- how a panel's weights are stored: units of kInputs inputs, two vectors of outputs for each ----
 
@@ -48,26 +48,36 @@ struct PackF16 {
   }
 };
 
-struct PackI8 {  // four inputs of an output in one 32-bit lane, 128 added to each
-  using T = uint8_t;
-  static constexpr int kInputs = 4;
-  static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; v++) {
-      vi all = OCTAVO_ISA::load(reinterpret_cast<const int32_t*>(p) + v * W) ^ splat((int32_t)0x80808080);
-#pragma GCC unroll 4
-      for (int i = 0; i < kInputs; i++) w[i][v] = __builtin_convertvector((all << (24 - 8 * i)) >> 24, vf);
-    }
+// Quantised weights lie in groups of kGroup inputs: the scales of the panel's outputs in float16, then lanes of four
+// inputs of an output, two vectors of outputs in turn. The lowest number is stored as 0.
+struct GroupI8 {
+  static constexpr int kBytes = kPanel * (2 + kGroup), kOffset = 128;
+  static OCTAVO_INLINE int place(int i) { return i / 4 * (4 * kPanel) + i % 4; }  // of input i, for output 0
+  static void put(char* data, int i, int value) { data[place(i)] = static_cast<char>(value); }
+  static int get(const char* data, int i) { return static_cast<uint8_t>(data[place(i)]); }
+  static OCTAVO_INLINE vi lane(vi (*word)(const char*, int, int), const char* p, int i, int v) {
+    return (word(p, i / 4, v) >> (8 * (i % 4))) & 255;
   }
 };
 
-// Groups of kGroupI4 inputs: the scales of the panel's outputs in float16, then four vectors of each half of the
-// outputs, four inputs in a lane as above; the low halves of the bytes are the group's first half. 8 is added to each.
-constexpr int kGroupBytesI4 = kPanel * (2 + kGroupI4 / 2);
+struct GroupI4 {  // the low halves of the bytes are the group's first half
+  static constexpr int kBytes = kPanel * (2 + kGroup / 2), kOffset = 8, kHalf = kGroup / 2;
+  static OCTAVO_INLINE int place(int i) { return i % kHalf / 4 * (4 * kPanel) + i % 4; }
+  static void put(char* data, int i, int value) {
+    char& byte = data[place(i)];
+    byte = static_cast<char>(i < kHalf ? (byte & 0xf0) | value : (byte & 0x0f) | value << 4);
+  }
+  static int get(const char* data, int i) { return (data[place(i)] >> (i < kHalf ? 0 : 4)) & 15; }
+  static OCTAVO_INLINE vi lane(vi (*word)(const char*, int, int), const char* p, int i, int v) {
+    return (word(p, i % kHalf / 4, v) >> (8 * (i % 4) + (i < kHalf ? 0 : 4))) & 15;
+  }
+};
 
-OCTAVO_INLINE vf scale_i4(const char* group, int v) { return F16::load(reinterpret_cast<const uint16_t*>(group) + v * W); }
+OCTAVO_INLINE vf scale_of(const char* group, int v) {
+  return F16::load(reinterpret_cast<const uint16_t*>(group) + v * W);
+}
 
-OCTAVO_INLINE vi word_i4(const char* group, int j, int v) {
+OCTAVO_INLINE vi word_of(const char* group, int j, int v) {
   return load(reinterpret_cast<const int32_t*>(group + 2 * kPanel) + (j * 2 + v) * W);
 }
 
@@ -79,13 +89,11 @@ int64_t bytes_as(int64_t inputs) {
   return (inputs + E::kInputs - 1) / E::kInputs * kUnit<E>;
 }
 
-// Whole groups of inputs that are quantised together, even where a set reads less.
 int64_t bytes(Dtype dtype, int64_t inputs) {
-  if (dtype == Dtype::i4) return (inputs + kGroupI4 - 1) / kGroupI4 * kGroupBytesI4;
   if (dtype == Dtype::f32) return bytes_as<PackF32>(inputs);
   if (dtype == Dtype::bf16) return bytes_as<PackBF16>(inputs);
   if (dtype == Dtype::f16) return bytes_as<PackF16>(inputs);
-  return bytes_as<PackI8>((inputs + kGroupI8 - 1) / kGroupI8 * kGroupI8);
+  return (inputs + kGroup - 1) / kGroup * (dtype == Dtype::i8 ? GroupI8::kBytes : GroupI4::kBytes);
 }
 
 template <class E>
@@ -96,29 +104,23 @@ void scatter(const Panels& m, int64_t output, const char* row) {
   for (int64_t k = 0; k < m.inputs; k++) to[k / E::kInputs * (E::kInputs * kPanel) + k % E::kInputs] = from[k];
 }
 
-void scatter_i8(const Panels& m, int64_t output, const int8_t* row) {
-  char* to = m.weights + output / kPanel * m.panel_bytes + output % kPanel * 4;
-  for (int64_t k = 0; k < m.inputs; k++) to[k / 4 * (4 * kPanel) + k % 4] = static_cast<char>(row[k] ^ 0x80);
-}
-
-void scatter_i4(const Panels& m, int64_t output, const int8_t* row, const float* scales) {
+template <class G>
+void scatter_groups(const Panels& m, int64_t output, const int8_t* row, const float* scales) {
   const int place = static_cast<int>(output % kPanel);
   char* group = m.weights + output / kPanel * m.panel_bytes;
-  for (int64_t k = 0; k < m.inputs; k += kGroupI4, group += kGroupBytesI4, scales++) {
+  for (int64_t k = 0; k < m.inputs; k += kGroup, group += G::kBytes, scales++) {
     alignas(64) uint16_t lanes[W];
     F16::store(lanes, splat(*scales));
     reinterpret_cast<uint16_t*>(group)[place] = lanes[0];
-    for (int i = 0; i < kGroupI4; i++) {
-      const int half = i % (kGroupI4 / 2), value = k + i < m.inputs ? row[k + i] + 8 : 8;
-      char& byte = group[2 * kPanel + half / 4 * (4 * kPanel) + place * 4 + half % 4];
-      byte = static_cast<char>(i < kGroupI4 / 2 ? value : byte | value << 4);
-    }
+    char* data = group + 2 * kPanel + place * 4;
+    for (int i = 0; i < kGroup; i++) G::put(data, i, (k + i < m.inputs ? row[k + i] : 0) + G::kOffset);
   }
 }
 
 void pack(const Panels& m, int64_t output, Dtype from, const char* row, const float* scales, float* wide) {
-  if (m.dtype == Dtype::i8) return scatter_i8(m, output, reinterpret_cast<const int8_t*>(row));
-  if (m.dtype == Dtype::i4) return scatter_i4(m, output, reinterpret_cast<const int8_t*>(row), scales);
+  const int8_t* whole = reinterpret_cast<const int8_t*>(row);
+  if (m.dtype == Dtype::i8) return scatter_groups<GroupI8>(m, output, whole, scales);
+  if (m.dtype == Dtype::i4) return scatter_groups<GroupI4>(m, output, whole, scales);
   if (from != m.dtype) {
     widen_any(from, wide, row, static_cast<int>(m.inputs), 1.0f);
     row = reinterpret_cast<const char*>(wide);
@@ -145,15 +147,15 @@ void collect(const Panels& m, int64_t output, float* to) {
   }
 }
 
-void collect_i4(const Panels& m, int64_t output, float* to) {
+template <class G>
+void collect_groups(const Panels& m, int64_t output, float* to) {
   const char* group = m.weights + output / kPanel * m.panel_bytes;
   const int place = static_cast<int>(output % kPanel);
-  for (int64_t k = 0; k < m.inputs; k += kGroupI4, group += kGroupBytesI4) {
-    const float scale = scale_i4(group, place / W)[place % W];
-    for (int i = 0; i < kGroupI4 && k + i < m.inputs; i++) {
-      const int half = i % (kGroupI4 / 2), byte = group[2 * kPanel + half / 4 * (4 * kPanel) + place * 4 + half % 4];
-      to[k + i] = scale * static_cast<float>((i < kGroupI4 / 2 ? byte & 15 : (byte >> 4) & 15) - 8);
-    }
+  for (int64_t k = 0; k < m.inputs; k += kGroup, group += G::kBytes) {
+    const float scale = scale_of(group, place / W)[place % W];
+    const char* data = group + 2 * kPanel + place * 4;
+    for (int i = 0; i < kGroup && k + i < m.inputs; i++)
+      to[k + i] = scale * static_cast<float>(G::get(data, i) - G::kOffset);
   }
 }
 
@@ -161,9 +163,9 @@ void unpack(const Panels& m, int64_t output, Dtype to_type, char* to, float* wid
   if (m.dtype == Dtype::f32) collect<PackF32>(m, output, wide);
   else if (m.dtype == Dtype::bf16) collect<PackBF16>(m, output, wide);
   else if (m.dtype == Dtype::f16) collect<PackF16>(m, output, wide);
-  else if (m.dtype == Dtype::i8) collect<PackI8>(m, output, wide);
-  else collect_i4(m, output, wide);
-  narrow_any(to_type, to, wide, static_cast<int>(m.inputs), m.scales ? m.scales[output] : 1.0f);
+  else if (m.dtype == Dtype::i8) collect_groups<GroupI8>(m, output, wide);
+  else collect_groups<GroupI4>(m, output, wide);
+  narrow_any(to_type, to, wide, static_cast<int>(m.inputs), 1.0f);
 }
 
 // Rows of inputs as float32, [input][row], zeros behind them up to a whole unit.
@@ -201,42 +203,42 @@ void gather_pairs(const char* x, int64_t x_stride, int rows, int64_t inputs, flo
 }
 
 // One group of one row in eight bits: the quads at to[quad * rows], then minus `offset` times their sum, then the scale.
-OCTAVO_INLINE void quantise_group(const float* x, int group, int rows, int offset, float* to) {
+OCTAVO_INLINE void quantise_group(const float* x, int rows, int offset, float* to) {
   vf most = vf{}, odd = vf{};
-  for (int i = 0; i < group; i += W) {
+  for (int i = 0; i < kGroup; i += W) {
     most = greater(magnitude_of(load(x + i)), most);
     odd += load(x + i) - load(x + i);  // not zero where one is not finite
   }
   float scale = largest(most) / I8::kLargest;
   if (scale < 0x1p-100f) scale = 0x1p-100f;
-  alignas(64) int8_t bytes[128];
+  alignas(64) int8_t bytes[kGroup];
   int total = 0;
-  for (int i = 0; i < group; i += W) I8::store(bytes + i, load(x + i) / splat(scale));
-  for (int i = 0; i < group; i++) total += bytes[i];
-  for (int i = 0; i < group / 4; i++) std::memcpy(to + i * rows, bytes + 4 * i, 4);
+  for (int i = 0; i < kGroup; i += W) I8::store(bytes + i, load(x + i) / splat(scale));
+  for (int i = 0; i < kGroup; i++) total += bytes[i];
+  for (int i = 0; i < kGroup / 4; i++) std::memcpy(to + i * rows, bytes + 4 * i, 4);
   const int32_t start = -offset * total;
-  std::memcpy(to + group / 4 * rows, &start, 4);
-  to[(group / 4 + 1) * rows] = sum(odd) == 0 ? scale : __builtin_nanf("");
+  std::memcpy(to + kGroup / 4 * rows, &start, 4);
+  to[(kGroup / 4 + 1) * rows] = sum(odd) == 0 ? scale : __builtin_nanf("");
 }
 
 template <class E>
-void gather_quads(const char* x, int64_t x_stride, int rows, int64_t inputs, int group, int offset, float* to) {
+void gather_quads(const char* x, int64_t x_stride, int rows, int64_t inputs, int offset, float* to) {
   for (int r = 0; r < rows; r++) {
     const typename E::T* p = reinterpret_cast<const typename E::T*>(x) + r * x_stride;
     float* at = to + r;
-    for (int64_t k = 0; k < inputs; k += group, at += (group / 4 + 2) * rows) {
-      alignas(64) float wide[128] = {};
-      const int n = static_cast<int>(inputs - k < group ? inputs - k : group);
+    for (int64_t k = 0; k < inputs; k += kGroup, at += (kGroup / 4 + 2) * rows) {
+      alignas(64) float wide[kGroup] = {};
+      const int n = static_cast<int>(inputs - k < kGroup ? inputs - k : kGroup);
       widen<E>(wide, reinterpret_cast<const char*>(p + k), n, splat(1.0f));
-      quantise_group(wide, group, rows, offset, at);
+      quantise_group(wide, rows, offset, at);
     }
   }
 }
 
 template <class E>
 void gather_from(Form form, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
-  if (form == Form::quads_i8) gather_quads<E>(x, x_stride, rows, inputs, kGroupI8, 128, to);
-  else if (form == Form::quads_i4) gather_quads<E>(x, x_stride, rows, inputs, kGroupI4, 8, to);
+  if (form == Form::quads_i8) gather_quads<E>(x, x_stride, rows, inputs, GroupI8::kOffset, to);
+  else if (form == Form::quads_i4) gather_quads<E>(x, x_stride, rows, inputs, GroupI4::kOffset, to);
   else gather_as<E>(x, x_stride, rows, inputs, to);
 }
 
@@ -294,26 +296,24 @@ OCTAVO_INLINE void dot_quads(vi& sums, vi weights, int32_t row) {  // weights fr
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(splat(row)));
 }
 
-// Whole groups of eight-bit inputs times weights, summed exactly in integers, then scaled and added.
+// A group of eight-bit inputs times weights, summed exactly in integers.
 struct DotI8 {
-  static constexpr int kGroup = kGroupI8, kBytes = kGroupI8 * kPanel;
+  using Group = GroupI8;
   template <int R>
   static OCTAVO_INLINE void group(const char* p, const int32_t* x, vi (&whole)[R][2]) {
-    for (int u = 0; u < kGroup / 4; u++) {
-      vi a = load(reinterpret_cast<const int32_t*>(p) + u * kPanel);
-      vi b = load(reinterpret_cast<const int32_t*>(p) + u * kPanel + W);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        dot_quads(whole[r][0], a, x[u * R + r]);
-        dot_quads(whole[r][1], b, x[u * R + r]);
+    for (int j = 0; j < kGroup / 4; j++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) {
+        vi word = word_of(p, j, v);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) dot_quads(whole[r][v], word, x[j * R + r]);
       }
-    }
   }
-  static OCTAVO_INLINE vf scale(const char*, int) { return splat(1.0f); }
 };
 
 struct DotI4 {
-  static constexpr int kGroup = kGroupI4, kBytes = kGroupBytesI4;
+  using Group = GroupI4;
   template <int R>
   static OCTAVO_INLINE void group(const char* p, const int32_t* x, vi (&whole)[R][2]) {
     constexpr int kHalf = kGroup / 8;
@@ -321,7 +321,7 @@ struct DotI4 {
     for (int j = 0; j < kHalf; j++)
 #pragma GCC unroll 2
       for (int v = 0; v < 2; v++) {
-        vi word = word_i4(p, j, v), low = word & splat(0x0f0f0f0f), high = (word >> 4) & splat(0x0f0f0f0f);
+        vi word = word_of(p, j, v), low = word & splat(0x0f0f0f0f), high = (word >> 4) & splat(0x0f0f0f0f);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
           dot_quads(whole[r][v], low, x[j * R + r]);
@@ -329,23 +329,22 @@ struct DotI4 {
         }
       }
   }
-  static OCTAVO_INLINE vf scale(const char* p, int v) { return scale_i4(p, v); }
 };
 
 template <class Q, int R>
 OCTAVO_INLINE void dots(const char* w, const float* x, int groups, float* totals, bool fresh) {
-  constexpr int kPlaces = (Q::kGroup / 4 + 2) * R;
+  constexpr int kPlaces = (kGroup / 4 + 2) * R, kBytes = Q::Group::kBytes;
   vf sums[R][2] = {};
-  for (int g = 0; g < groups; g++, w += Q::kBytes, x += kPlaces) {
+  for (int g = 0; g < groups; g++, w += kBytes, x += kPlaces) {
 #pragma GCC unroll 1
-    for (int i = 0; i < Q::kBytes; i += 64) __builtin_prefetch(w + kAhead + i, 0, 3);
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(w + kAhead + i, 0, 3);
     const int32_t* quads = reinterpret_cast<const int32_t*>(x);
-    const float* scales = x + (Q::kGroup / 4 + 1) * R;
+    const float* scales = x + (kGroup / 4 + 1) * R;
     vi whole[R][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) whole[r][0] = whole[r][1] = splat(quads[Q::kGroup / 4 * R + r]);
+    for (int r = 0; r < R; r++) whole[r][0] = whole[r][1] = splat(quads[kGroup / 4 * R + r]);
     Q::template group<R>(w, quads, whole);
-    const vf a = Q::scale(w, 0), b = Q::scale(w, 1);
+    const vf a = scale_of(w, 0), b = scale_of(w, 1);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       sums[r][0] = fma(__builtin_convertvector(whole[r][0], vf), a * splat(scales[r]), sums[r][0]);
@@ -436,17 +435,16 @@ inline void widen_panel(float* to, const char* from, int units) {
   }
 }
 
-inline void widen_panel_i4(float* to, const char* group, int inputs) {
-  for (int k = 0; k < inputs; k += kGroupI4, group += kGroupBytesI4, to += kGroupI4 * kPanel)
-    for (int j = 0; j < kGroupI4 / 8; j++)
-      for (int v = 0; v < 2; v++) {
-        const vi word = word_i4(group, j, v);
-        const vf scale = scale_i4(group, v);
-        for (int i = 0; i < 8; i++) {  // the halves of the bytes, from the lowest
-          vf w = __builtin_convertvector(((word >> (4 * i)) & 15) - splat(8), vf) * scale;
-          store(to + (4 * j + i / 2 + i % 2 * (kGroupI4 / 2)) * kPanel + v * W, w);
-        }
+template <class G>
+inline void widen_groups(float* to, const char* group, int inputs) {
+  for (int k = 0; k < inputs; k += kGroup, group += G::kBytes, to += kGroup * kPanel)
+    for (int v = 0; v < 2; v++) {
+      const vf scale = scale_of(group, v);
+      for (int i = 0; i < kGroup; i++) {
+        vi whole = G::lane(word_of, group, i, v) - splat(G::kOffset);
+        store(to + i * kPanel + v * W, __builtin_convertvector(whole, vf) * scale);
       }
+    }
 }
 
 // ---- results ----
@@ -475,14 +473,13 @@ inline Best best_of(const float* row, int n, int64_t first) {
   return best;
 }
 
-// One row of one panel: scaled, biased, and stored or searched.
+// One row of one panel: biased, and stored or searched.
 inline void deliver_row(const Product& c, float* row, int64_t r, int64_t panel) {
   const Panels& m = *c.panels;
   const int64_t first = panel * kPanel;
   const int n = static_cast<int>(m.outputs - first < kPanel ? m.outputs - first : kPanel);
   for (int i = 0; i < kPanel; i += W) {
     vf x = load(row + i);
-    if (m.scales) x = x * load(m.scales + first + i);
     if (m.bias) x = x + load(m.bias + first + i);
     store(row + i, x);
   }
@@ -542,13 +539,14 @@ void multiply_as(const Product& c, int64_t panel, int panels, float* scratch) {
   deliver(c, panel, panels, totals);
 }
 
-// Four bits where there are no dots: each panel is widened, scales and all.
-void multiply_i4(const Product& c, int64_t panel, float* scratch) {
+// Quantised weights where there are no dots: each panel is widened, scales and all.
+template <class G>
+void multiply_groups(const Product& c, int64_t panel, float* scratch) {
   const Panels& m = *c.panels;
   float* totals = scratch + (size_t)kDepth * kPanel;
   for (int64_t k = 0; k < m.inputs; k += kDepth) {
     const int inputs = static_cast<int>(m.inputs - k < kDepth ? m.inputs - k : kDepth);
-    widen_panel_i4(scratch, m.weights + panel * m.panel_bytes + k / kGroupI4 * kGroupBytesI4, inputs);
+    widen_groups<G>(scratch, m.weights + panel * m.panel_bytes + k / kGroup * G::kBytes, inputs);
     const char* w[1] = {reinterpret_cast<const char*>(scratch)};
     float* to = totals;
     for (int t = 0; t < c.count; to += (size_t)c.tiles[t++].rows * kPanel)
@@ -562,14 +560,14 @@ template <class Q>
 void multiply_dots(const Product& c, int64_t panel, float* scratch) {
   const Panels& m = *c.panels;
   float* totals = scratch;
-  constexpr int kGroups = kDepth / Q::kGroup;
-  const int all = static_cast<int>((m.inputs + Q::kGroup - 1) / Q::kGroup);
+  constexpr int kGroups = kDepth / kGroup;
+  const int all = static_cast<int>((m.inputs + kGroup - 1) / kGroup);
   for (int g = 0; g < all; g += kGroups) {
-    const char* w = m.weights + panel * m.panel_bytes + (int64_t)g * Q::kBytes;
+    const char* w = m.weights + panel * m.panel_bytes + (int64_t)g * Q::Group::kBytes;
     float* to = totals;
     for (int t = 0; t < c.count; t++) {
       const Tile& tile = c.tiles[t];
-      const float* x = tile.x + (int64_t)g * (Q::kGroup / 4 + 2) * tile.rows;
+      const float* x = tile.x + (int64_t)g * (kGroup / 4 + 2) * tile.rows;
       dots_rows<Q>(w, x, tile.rows, lesser(kGroups, all - g), to, g == 0);
       to += (size_t)tile.rows * kPanel;
     }
@@ -585,11 +583,11 @@ void multiply(const Product& c, int64_t panel, int panels, float* scratch) {
   if (c.form == Form::quads_i8) return multiply_dots<DotI8>(c, panel, scratch);
   if (c.form == Form::quads_i4) return multiply_dots<DotI4>(c, panel, scratch);
 #endif
-  if (c.panels->dtype == Dtype::i4) return multiply_i4(c, panel, scratch);
+  if (c.panels->dtype == Dtype::i8) return multiply_groups<GroupI8>(c, panel, scratch);
+  if (c.panels->dtype == Dtype::i4) return multiply_groups<GroupI4>(c, panel, scratch);
   if (c.panels->dtype == Dtype::f32) multiply_as<Multiply<PackF32>>(c, panel, panels, scratch);
   else if (c.panels->dtype == Dtype::bf16) multiply_as<Multiply<PackBF16>>(c, panel, panels, scratch);
-  else if (c.panels->dtype == Dtype::f16) multiply_as<Multiply<PackF16>>(c, panel, panels, scratch);
-  else multiply_as<Multiply<PackI8>>(c, panel, panels, scratch);
+  else multiply_as<Multiply<PackF16>>(c, panel, panels, scratch);
 }
 
 }  // namespace

@@ -19,8 +19,9 @@ from octavo.kernels.cpu import load_native
 
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.int4: 5}
 _ROWS = (torch.float32, torch.bfloat16, torch.float16)
-GROUP_INT8, GROUP_INT4 = 64, 32
-"""Inputs that share a scale where rows are rounded to eight bits; int4 weights share theirs alike."""
+GROUP = 32
+"""Inputs that share a scale, of weights in int8 and int4 and of rows that are rounded to be multiplied by them."""
+_LEAST_SCALE = 2.0**-24
 
 
 def linear_instruction_sets() -> tuple[str, ...]:
@@ -32,9 +33,9 @@ def linear_instruction_sets() -> tuple[str, ...]:
 class PackedLinear:
     """y = x W^T + bias. `weights` are [outputs, inputs] and are joined in order; so are `biases`, None for none.
 
-    `storage` is the element type of the packed form, that of the weights if not given: float32, bfloat16,
-    float16, int8 with a scale for each output, or int4 with one for each output and 32 inputs. Sums are float32
-    always; where the processor multiplies bytes (`rounds_inputs`), int8 and int4 round rows to eight bits in groups.
+    `storage` is the element type of the packed form, that of the weights if not given: float32, bfloat16, float16, or
+    int8 or int4 with a scale for each output and 32 inputs. Sums are float32 always; where the processor multiplies
+    bytes (`rounds_inputs`), int8 and int4 round rows to eight bits in groups.
     """
 
     def __init__(
@@ -173,10 +174,8 @@ class PackedLinear:
     def _put(self, first: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         scales = None
-        if self.storage is torch.int8:
-            weight, scales = quantise_rows(weight)
-        elif self.storage is torch.int4:
-            weight, scales = quantise_groups(weight)
+        if self.rounded:
+            weight, scales = quantise_groups(weight, self.storage)
         bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
         self.native.put(
             first,
@@ -190,36 +189,35 @@ class PackedLinear:
         )
 
 
-def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers from -127 to 127 for each row [outputs, inputs], and the scales [outputs] to multiply them by."""
-    wide = weight.to(torch.float32)
-    scales = (wide.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-    return torch.round(wide / scales[:, None]).to(torch.int8), scales
+def quantise_groups(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers for each row [outputs, inputs], and scales [outputs, groups of 32 inputs] to multiply them by.
 
-
-def quantise_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers from -8 to 7 for each row [outputs, inputs], and scales [outputs, groups of 32 inputs].
-
-    The number largest in size becomes -8, or the one next to it 7, whichever rounds the group better.
+    int8: from -127 to 127. int4: from -8 to 7; the number largest in size becomes -8, a little more than that, or 7,
+    whichever rounds its group best.
     """
     outputs, inputs = weight.shape
-    wide = torch.nn.functional.pad(weight.to(torch.float32), (0, -inputs % GROUP_INT4)).view(outputs, -1, GROUP_INT4)
-    largest = wide.gather(2, wide.abs().argmax(2, keepdim=True))
-    best, scales, best_error = _rounded_to(wide, largest / -8.0)
-    for reach in (-8.7, 7.0):
-        whole, scale, error = _rounded_to(wide, largest / reach)
-        better = error < best_error
-        best = torch.where(better, whole, best)
-        scales = torch.where(better, scale, scales)
-        best_error = torch.where(better, error, best_error)
+    wide = torch.nn.functional.pad(weight.to(torch.float32), (0, -inputs % GROUP)).view(outputs, -1, GROUP)
+    if storage is torch.int8:
+        best, scales, _ = _rounded_to(wide, wide.abs().amax(2, keepdim=True) / 127, (-127, 127))
+    else:
+        largest = wide.gather(2, wide.abs().argmax(2, keepdim=True))
+        best, scales, best_error = _rounded_to(wide, largest / -8.0, (-8, 7))
+        for reach in (-8.7, 7.0):
+            whole, scale, error = _rounded_to(wide, largest / reach, (-8, 7))
+            better = error < best_error
+            best = torch.where(better, whole, best)
+            scales = torch.where(better, scale, scales)
+            best_error = torch.where(better, error, best_error)
     return best.to(torch.int8).view(outputs, -1)[:, :inputs].contiguous(), scales[:, :, 0].contiguous()
 
 
-def _rounded_to(wide: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _rounded_to(
+    wide: torch.Tensor, scale: torch.Tensor, within: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(whole numbers, scale as float16 holds it, squared error) of groups [outputs, groups, inputs]."""
     scale = scale.to(torch.float16).to(torch.float32)
-    scale = torch.where(scale.abs() < 2.0**-14, torch.full_like(scale, 2.0**-14), scale)
-    whole = torch.round(wide / scale).clamp_(-8, 7)
+    scale = torch.where(scale.abs() < _LEAST_SCALE, torch.full_like(scale, _LEAST_SCALE), scale)
+    whole = torch.round(wide / scale).clamp_(*within)
     return whole, scale, (whole * scale - wide).square_().sum(2, keepdim=True)
 
 
