@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.pure import test_tiers, test_tiers_restart
+from tests.pure import test_tiers, test_tiers_lost, test_tiers_restart
+from tests.pure.random_tier_worlds import random_world
 from tests.pure.test_tiers_random import tight
-from tests.pure.tier_worlds import random_world
 
 from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
@@ -270,7 +270,7 @@ BUGS: list[tuple[Plant, Callable[[], None]]] = [
     (_copies_from_a_slot_that_nobody_holds, worlds),
     (_publishes_before_the_end, worlds),
     (_gives_up_what_should_be_saved, test_tiers.test_a_block_is_not_free_before_its_copy_has_ended),
-    (_stores_in_a_slot_that_is_being_copied, test_tiers.test_a_record_that_is_being_read_is_not_written_over),
+    (_stores_in_a_slot_that_is_being_copied, test_tiers_lost.test_a_record_that_is_being_read_is_not_written_over),
     (_leaves_on_disk_what_was_reset, test_tiers_restart.test_what_was_reset_is_not_there_after_a_restart),
     (
         _finds_blocks_on_disk_by_a_hash_that_collides,
@@ -287,24 +287,24 @@ BUGS: list[tuple[Plant, Callable[[], None]]] = [
         _forgets_what_is_coming,
         lambda: test_tiers.test_duplicates_of_a_prefix_that_is_being_loaded_wait_for_it("host", 0),
     ),
-    (_keeps_what_could_not_be_read, test_tiers.test_a_record_that_cannot_be_read_is_a_miss_and_is_found_no_more),
+    (_keeps_what_could_not_be_read, test_tiers_lost.test_a_record_that_cannot_be_read_is_a_miss_and_is_found_no_more),
     (
         _keeps_the_block_before_for_ever,
-        test_tiers.test_a_block_that_was_lost_leaves_the_one_before_it_free_to_go,
+        test_tiers_lost.test_a_block_that_was_lost_leaves_the_one_before_it_free_to_go,
     ),
     (_frees_at_the_deadline, lambda: worlds(**LATE)),
     (
         _uses_a_lane_that_does_not_answer,
-        lambda: test_tiers.test_after_a_deadline_nobody_waits_and_the_lane_rests_until_it_answers("host"),
+        lambda: test_tiers_lost.test_after_a_deadline_nobody_waits_and_the_lane_rests_until_it_answers("host"),
     ),
     (_frees_at_the_abort, lambda: worlds(**ABORTS)),
-    (_forgets_the_host_at_a_reset, test_tiers.test_a_reset_forgets_all_tiers_and_says_what_is_to_be_erased),
+    (_forgets_the_host_at_a_reset, test_tiers_lost.test_a_reset_forgets_all_tiers_and_says_what_is_to_be_erased),
     (_parks_with_a_plan_in_flight, lambda: worlds(**OFFLOAD | tight(("full", "constant"), 2), depth=1)),
     (_leaves_the_partial_block_behind, lambda: worlds(**OFFLOAD)),
     (_resumes_a_suspension_that_lost_a_part, lambda: worlds(**OFFLOAD | {"faults": ToyFaults(fails=0.3)})),
     (
         _pins_for_ever_what_no_plan_copies,
-        test_tiers.test_a_source_that_no_plan_is_going_to_copy_from_is_pinned_no_more,
+        test_tiers_lost.test_a_source_that_no_plan_is_going_to_copy_from_is_pinned_no_more,
     ),
     (_gives_the_host_slot_back_when_it_is_copied_from, worlds),
 ]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pure.tier_worlds import TierWorld, random_world
+from tests.pure.random_tier_worlds import random_world
+from tests.pure.tier_worlds import TierWorld
 
 from octavo.policy.eviction import EVICTIONS
 from octavo.policy.placement import PLACEMENTS

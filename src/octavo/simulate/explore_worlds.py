@@ -60,15 +60,15 @@ class World:
         tiers = f", {self.placement}+{self.preemption} disk {self.disk_slots}" if self.placement else ""
         return f"groups {groups}, {self.allocation}, {policies}, reuse {self.reuse}{tiers}, depth {self.depth}"
 
-    def build(self, random: Random) -> tuple[EngineCore, ToyModel]:
+    def build(self, rng: Random) -> tuple[EngineCore, ToyModel]:
         """An engine, and the model that says what it must answer."""
         layout = toy_layout(self.heads, laws=self.laws, most_slab_bytes=self.slab_bytes)
         model = toy_model(layout, ends_every=12, fails_every=400)
-        seed = random.getrandbits(32)
+        seed = rng.getrandbits(32)
         policies = self.policies(seed)
         keys = KeySpace("toy", 4) if policies.reuse.shares else None
-        eviction = eviction_named(random.choice(sorted(EVICTIONS)))
-        limits = Limits(self.rows, random.choice((6, 9, 32)), CONTEXT, VOCAB)
+        eviction = eviction_named(rng.choice(sorted(EVICTIONS)))
+        limits = Limits(self.rows, rng.choice((6, 9, 32)), CONTEXT, VOCAB)
         executor = ToyExecutor(model, layout, self.slabs, self.rows)
         if not self.placement:
             contiguous = policies.allocation.contiguous
@@ -76,13 +76,13 @@ class World:
             return EngineCore(Scheduler(cache, limits, policies), executor, depth=self.depth), model
         chaotic = self.placement == "chaos"
         below = Below(
-            random.choice((2, self.slabs, 4 * self.slabs)),
+            rng.choice((2, self.slabs, 4 * self.slabs)),
             Chaos(seed) if chaotic else placement_named(self.placement),
-            Chaos(seed + 1) if chaotic else eviction_named(random.choice(sorted(EVICTIONS))),
+            Chaos(seed + 1) if chaotic else eviction_named(rng.choice(sorted(EVICTIONS))),
             (self.disk_slots,) * len(self.heads) if self.disk_slots else (),
         )
         cache, tiering = tiered_cache(layout, self.slabs, self.rows, below, keys=keys, eviction=eviction)
-        mover = ToyMover(executor, below.host_slabs, below.disk_slots, faults=random.choice(FAULTS), seed=seed)
+        mover = ToyMover(executor, below.host_slabs, below.disk_slots, faults=rng.choice(FAULTS), seed=seed)
         scheduler = Scheduler(cache, limits, policies, tiering)
         return EngineCore(scheduler, executor, depth=self.depth, mover=mover), model
 
