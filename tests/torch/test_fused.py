@@ -31,6 +31,8 @@ from octavo.scheduling.request import Request, SamplingParams
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="the native kernels were not built")
 
 WANTED = 12
+TILE = 384
+"""Rows that native/layer_program.h runs together."""
 PRE = """llama mistral qwen2 qwen2-window qwen3 qwen3-window gemma phi3 olmo starcoder2 granite smollm3 stablelm glm
 persimmon helium nemotron ministral arcee seed_oss ernie4_5 vaultgemma cwm jais2 glm4_moe olmoe mixtral qwen2_moe
 qwen2_moe-window qwen3_moe gpt_oss granitemoe apertus dots1 minimax_m2 granitemoeshared ernie4_5_moe"""
@@ -270,6 +272,19 @@ def test_half_precision_layers_are_recognised(name, dtype):
     fusion = fuse(bench.served, NativeAttention(), 128)
     assert len(fusion.layers) == fusion.count, fusion.reasons
     assert fusion.stack is not None, fusion.outside
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox", "mixtral", "olmo2", "flex_olmo"])
+def test_a_long_chunk_goes_through_tile_by_tile(name):
+    config = tiny_config(name)
+    config.max_position_embeddings = 1024
+    bench = NativeBench(config)
+    assert fuse(bench.served, NativeAttention(), 1024).stack is not None
+    random = np.random.default_rng(8)
+    prompts = [random.integers(3, 120, size=n).tolist() for n in (900, 5, 30)]
+    served, trial = bench.serve(prompts, 3, longest_chunk=2000, n_slabs=600)
+    assert max(int(plan.counts.max()) for plan in trial.plans) > TILE
+    bench.compare(prompts, served, FAMILIES[name].tolerance)
 
 
 def test_tables_follow_a_rope_that_is_fixed_after_the_trial():

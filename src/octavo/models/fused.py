@@ -209,7 +209,10 @@ def _layer(seen: LayerSeen, parts: LayerParts, packed: Packed, wiring: Wiring, t
 
 
 def _difference(made: FusedLayer, seen: LayerSeen, watched: Watched, backend: NativeAttention) -> float:
-    """How far the program is from the layer, as a share of what the layer adds; the worst row of both steps."""
+    """How far the program is from the layer, as a share of what the layer adds and of the keys and values it stores.
+
+    The worst of both steps. Keys tell how heads are turned, even where attention adds little.
+    """
     programs = LayerPrograms({0: made}, backend, watched.pages, {made.kv_layer: 0})
     worst = 0.0
     for number, step in enumerate(watched.steps):
@@ -220,6 +223,11 @@ def _difference(made: FusedLayer, seen: LayerSeen, watched: Watched, backend: Na
         noise = torch.finfo(given.dtype).eps * torch.linalg.vector_norm(right.float(), dim=-1)
         apart = torch.linalg.vector_norm(out - right.float(), dim=-1)
         share = float(((apart - noise).clamp_min(0) / added.clamp_min(1e-30)).amax())
+        worst = max(worst, share) if math.isfinite(share) else float("inf")
+    pages = watched.pages[made.kv_layer]
+    for found, right in zip((pages.k, pages.v), watched.stored[made.kv_layer], strict=True):
+        apart = torch.linalg.vector_norm(found.float() - right.float(), dim=-1)
+        share = float((apart / torch.linalg.vector_norm(right.float(), dim=-1).clamp_min(1e-6)).amax())
         worst = max(worst, share) if math.isfinite(share) else float("inf")
     return worst
 

@@ -94,7 +94,9 @@ class Watched:
     token_ids: list[torch.Tensor]
     positions: list[torch.Tensor]
     rotary: list[RotaryCall]
-    """In step 0."""
+    """Both steps' calls."""
+    stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Keys and values of each layer in its pages, after both steps."""
 
 
 class _Recorder:
@@ -179,6 +181,7 @@ def watch(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) 
             watched.logits.append(bridge.logits(ids, place, torch.arange(tokens), cache))
             watched.token_ids.append(ids)
             watched.positions.append(place)
+    watched.stored = {layer: (pages.k.clone(), pages.v.clone()) for layer, pages in watched.pages.items()}
     return watched
 
 
