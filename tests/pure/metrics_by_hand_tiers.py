@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 from tests.pure.metrics_by_hand import MODEL, ByHand
+from tests.pure.random_tier_worlds import _ask_something, drawn
 from tests.pure.test_metrics_reuse import alike, words
-from tests.pure.tier_worlds import TierWorld, _ask_something, drawn, text
+from tests.pure.tier_worlds import TierWorld, text
 
 from octavo.memory.prefix import Match, Node
 from octavo.memory.transfers import Ended

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pure.metrics_by_hand import MODEL, scraped, value
-from tests.pure.tier_worlds import TierWorld, _ask_something, drawn, tally, text
+from tests.pure.random_tier_worlds import _ask_something, drawn, tally
+from tests.pure.tier_worlds import TierWorld, text
 from tests.pure.worlds import endings
 
 from octavo.errors import RequestError
