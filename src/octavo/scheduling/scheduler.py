@@ -181,6 +181,8 @@ class Scheduler:
         number = self._next_plan
         self._next_plan += 1
         self.cache.touch(rows, number)
+        for row, _ in draft.copies:  # also of who waits for other copies, and may leave before the plan has completed
+            self.cache.touch(np.array([row], dtype=np.int32), number)
         self.in_flight += 1
         return StepPlan(
             number=number,
