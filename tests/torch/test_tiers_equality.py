@@ -17,7 +17,14 @@ from tiny import Bench, tiny_config
 
 from octavo.scheduling.events import Finished
 
-ROOM = {"mistral": (10, 16, 8), "mamba2": (4, 3, 2), "bamba": (6, 6, 8)}
+ROOM = {
+    "mistral": (8, 16, 8),
+    "mamba2": (4, 3, 2),
+    "bamba": (5, 6, 8),
+    "gemma3_text": (24, 30, 8),
+    "gemma3n_text": (24, 30, 8),
+    "llama4_text": (20, 24, 8),
+}
 """Slabs on the device and on the host, and rows, where what holds two is not tight: windows and states are small."""
 NEVER_SHORT = ("mamba2",)
 """Constant state does not grow, so that nobody who runs ever has to give way."""
