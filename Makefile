@@ -65,10 +65,17 @@ format: $(DEV)  ## Format the code and mend what ruff can mend
 	$(RUN) -m ruff check --fix .
 
 .PHONY: bench
-bench: $(DEV) $(MODEL)  ## Run the benchmarks: scheduling, HTTP, then octavo beside Transformers
+bench: $(DEV) $(MODEL)  ## Run the benchmarks: scheduling, HTTP, octavo beside Transformers, limits, tiers, reuse
 	$(RUN) benchmarks/scheduler.py
 	$(RUN) benchmarks/serve.py
 	$(RUN) benchmarks/engine.py
+	$(RUN) benchmarks/limits.py
+	$(RUN) benchmarks/tiers.py
+	$(RUN) benchmarks/reuse.py
+
+.PHONY: peers
+peers: $(DEV) $(MODEL)  ## Run octavo beside vLLM, OpenVINO and llama.cpp, each in an environment of its own
+	$(RUN) benchmarks/peers/run.py $(ARGS)
 
 .PHONY: docs
 docs: $(DEV)  ## Write the documents that commands make (cli, capacity, planner-accuracy) and run the examples in all
