@@ -20,6 +20,8 @@ from test_tiers_equality import expected, room
 from tier_engines import TieredEngine, converse
 
 from octavo.memory.transfers import Order
+from octavo.observe.fold import Fold
+from octavo.observe.names import failure_class
 from octavo.runtime.disk_format import HEADER_BYTES, Places
 from octavo.scheduling.events import Restarted, Transferred
 
@@ -69,11 +71,16 @@ def strike_after_first_turn(engine: TieredEngine, strike: Callable[[], None], na
 
 
 def reasons(engine: TieredEngine, route: str) -> dict[str, int]:
-    """Of the copies that did not arrive."""
+    """Of the copies that did not arrive; the metric of failures must tell the same."""
     found: dict[str, int] = {}
     for event in engine.of(Transferred):
         for reason in event.reasons if event.route == route else ():
             found[reason] = found.get(reason, 0) + 1
+    fold = Fold(8)
+    fold.take(engine.events)
+    told = {label: int(n) for label, n in fold.counters["transfer_failures_total"].items() if n}
+    for reason, count in found.items():
+        assert told[f"{route}/{failure_class(reason)}"] == count
     return found
 
 
