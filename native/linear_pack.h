@@ -1,0 +1,257 @@
+// How weights and rows lie in memory for the linear kernels of one instruction set: packing and unpacking panels,
+// gathering rows into tiles. Included once per instruction set, by linear_kernels.cpp.
+// A panel is two vectors of outputs, its weights lie as [input][output]; a tile is some rows of inputs, which lie as
+// [input][row].
+#pragma once
+
+#include "linear.h"
+#include "rows.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+namespace {
+
+constexpr int kPanel = 2 * W;
+constexpr int kTile = W == 16 ? kMostTile : kMostTile / 2;
+constexpr int kAhead = 2048;    // bytes of a panel that are asked for before they are used
+constexpr int kWidenTiles = 3;
+constexpr int kRowsOfMany = 2;  // rows up to which two panels are taken at once
+constexpr int kMostInputs = 4;  // rows are filled up to a multiple of it
+
+// ---- how a panel's weights are stored: units of kInputs inputs, two vectors of outputs for each ----
+
+struct PackF32 {
+  using T = float;
+  static constexpr int kInputs = 1;
+  static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
+    w[0][0] = OCTAVO_ISA::load(reinterpret_cast<const float*>(p));
+    w[0][1] = OCTAVO_ISA::load(reinterpret_cast<const float*>(p) + W);
+  }
+};
+
+struct PackBF16 {  // two inputs of an output in one 32-bit lane: a shift and a mask widen them, a dot takes them as is
+  using T = uint16_t;
+  static constexpr int kInputs = 2;
+  static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      vu both = (vu)OCTAVO_ISA::load(reinterpret_cast<const int32_t*>(p) + v * W);
+      w[0][v] = (vf)(both << 16);
+      w[1][v] = (vf)(both & 0xffff0000u);
+    }
+  }
+};
+
+struct PackF16 {
+  using T = uint16_t;
+  static constexpr int kInputs = 1;
+  static OCTAVO_INLINE void load(const char* p, vf (&w)[kInputs][2]) {
+    w[0][0] = F16::load(reinterpret_cast<const uint16_t*>(p));
+    w[0][1] = F16::load(reinterpret_cast<const uint16_t*>(p) + W);
+  }
+};
+
+// Quantised weights lie in groups of kGroup inputs: the scales of the panel's outputs in float16, then lanes of four
+// inputs of an output, two vectors of outputs in turn. The lowest number is stored as 0.
+struct GroupI8 {
+  static constexpr int kBytes = kPanel * (2 + kGroup), kOffset = 128;
+  static OCTAVO_INLINE int place(int i) { return i / 4 * (4 * kPanel) + i % 4; }  // of input i, for output 0
+  static void put(char* data, int i, int value) { data[place(i)] = static_cast<char>(value); }
+  static int get(const char* data, int i) { return static_cast<uint8_t>(data[place(i)]); }
+  static OCTAVO_INLINE vi lane(vi (*word)(const char*, int, int), const char* p, int i, int v) {
+    return (word(p, i / 4, v) >> (8 * (i % 4))) & 255;
+  }
+};
+
+struct GroupI4 {  // the low halves of the bytes are the group's first half
+  static constexpr int kBytes = kPanel * (2 + kGroup / 2), kOffset = 8, kHalf = kGroup / 2;
+  static OCTAVO_INLINE int place(int i) { return i % kHalf / 4 * (4 * kPanel) + i % 4; }
+  static void put(char* data, int i, int value) {
+    char& byte = data[place(i)];
+    byte = static_cast<char>(i < kHalf ? (byte & 0xf0) | value : (byte & 0x0f) | value << 4);
+  }
+  static int get(const char* data, int i) { return (data[place(i)] >> (i < kHalf ? 0 : 4)) & 15; }
+  static OCTAVO_INLINE vi lane(vi (*word)(const char*, int, int), const char* p, int i, int v) {
+    return (word(p, i % kHalf / 4, v) >> (8 * (i % 4) + (i < kHalf ? 0 : 4))) & 15;
+  }
+};
+
+OCTAVO_INLINE vf scale_of(const char* group, int v) {
+  return F16::load(reinterpret_cast<const uint16_t*>(group) + v * W);
+}
+
+OCTAVO_INLINE vi word_of(const char* group, int j, int v) {
+  return load(reinterpret_cast<const int32_t*>(group + 2 * kPanel) + (j * 2 + v) * W);
+}
+
+template <class E>
+constexpr int kUnit = E::kInputs * kPanel * sizeof(typename E::T);  // bytes
+
+template <class E>
+int64_t bytes_as(int64_t inputs) {
+  return (inputs + E::kInputs - 1) / E::kInputs * kUnit<E>;
+}
+
+int64_t bytes(Dtype dtype, int64_t inputs) {
+  if (dtype == Dtype::f32) return bytes_as<PackF32>(inputs);
+  if (dtype == Dtype::bf16) return bytes_as<PackBF16>(inputs);
+  if (dtype == Dtype::f16) return bytes_as<PackF16>(inputs);
+  return (inputs + kGroup - 1) / kGroup * (dtype == Dtype::i8 ? GroupI8::kBytes : GroupI4::kBytes);
+}
+
+template <class E>
+void scatter(const Panels& m, int64_t output, const char* row) {
+  typename E::T* to = reinterpret_cast<typename E::T*>(m.weights + output / kPanel * m.panel_bytes) +
+                      output % kPanel * E::kInputs;
+  const typename E::T* from = reinterpret_cast<const typename E::T*>(row);
+  for (int64_t k = 0; k < m.inputs; k++) to[k / E::kInputs * (E::kInputs * kPanel) + k % E::kInputs] = from[k];
+}
+
+template <class G>
+void scatter_groups(const Panels& m, int64_t output, const int8_t* row, const float* scales) {
+  const int place = static_cast<int>(output % kPanel);
+  char* group = m.weights + output / kPanel * m.panel_bytes;
+  for (int64_t k = 0; k < m.inputs; k += kGroup, group += G::kBytes, scales++) {
+    alignas(64) uint16_t lanes[W];
+    F16::store(lanes, splat(*scales));
+    reinterpret_cast<uint16_t*>(group)[place] = lanes[0];
+    char* data = group + 2 * kPanel + place * 4;
+    for (int i = 0; i < kGroup; i++) G::put(data, i, (k + i < m.inputs ? row[k + i] : 0) + G::kOffset);
+  }
+}
+
+void pack(const Panels& m, int64_t output, Dtype from, const char* row, const float* scales, float* wide) {
+  const int8_t* whole = reinterpret_cast<const int8_t*>(row);
+  if (m.dtype == Dtype::i8) return scatter_groups<GroupI8>(m, output, whole, scales);
+  if (m.dtype == Dtype::i4) return scatter_groups<GroupI4>(m, output, whole, scales);
+  if (from != m.dtype) {
+    widen_any(from, wide, row, static_cast<int>(m.inputs), 1.0f);
+    row = reinterpret_cast<const char*>(wide);
+    if (m.dtype != Dtype::f32) {
+      char* narrowed = reinterpret_cast<char*>(wide + (m.inputs + W) / W * W);
+      narrow_any(m.dtype, narrowed, wide, static_cast<int>(m.inputs), 1.0f);
+      row = narrowed;
+    }
+  }
+  if (m.dtype == Dtype::f32) scatter<PackF32>(m, output, row);
+  else if (m.dtype == Dtype::bf16) scatter<PackBF16>(m, output, row);
+  else scatter<PackF16>(m, output, row);
+}
+
+// One output's weights as they were packed, in float32.
+template <class E>
+void collect(const Panels& m, int64_t output, float* to) {
+  const char* p = m.weights + output / kPanel * m.panel_bytes;
+  const int place = static_cast<int>(output % kPanel);
+  for (int64_t k = 0; k < m.inputs; k += E::kInputs, p += kUnit<E>) {
+    vf w[E::kInputs][2];
+    E::load(p, w);
+    for (int i = 0; i < E::kInputs && k + i < m.inputs; i++) to[k + i] = w[i][place / W][place % W];
+  }
+}
+
+template <class G>
+void collect_groups(const Panels& m, int64_t output, float* to) {
+  const char* group = m.weights + output / kPanel * m.panel_bytes;
+  const int place = static_cast<int>(output % kPanel);
+  for (int64_t k = 0; k < m.inputs; k += kGroup, group += G::kBytes) {
+    const float scale = scale_of(group, place / W)[place % W];
+    const char* data = group + 2 * kPanel + place * 4;
+    for (int i = 0; i < kGroup && k + i < m.inputs; i++)
+      to[k + i] = scale * static_cast<float>(G::get(data, i) - G::kOffset);
+  }
+}
+
+void unpack(const Panels& m, int64_t output, Dtype to_type, char* to, float* wide) {
+  if (m.dtype == Dtype::f32) collect<PackF32>(m, output, wide);
+  else if (m.dtype == Dtype::bf16) collect<PackBF16>(m, output, wide);
+  else if (m.dtype == Dtype::f16) collect<PackF16>(m, output, wide);
+  else if (m.dtype == Dtype::i8) collect_groups<GroupI8>(m, output, wide);
+  else collect_groups<GroupI4>(m, output, wide);
+  narrow_any(to_type, to, wide, static_cast<int>(m.inputs), 1.0f);
+}
+
+// Rows of inputs as float32, [input][row], zeros behind them up to a whole unit.
+template <class E>
+void gather_as(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
+  for (int r = 0; r < rows; r++) {
+    const typename E::T* p = reinterpret_cast<const typename E::T*>(x) + r * x_stride;
+    int64_t k = 0;
+    for (; k + W <= inputs; k += W) {
+      alignas(64) float lanes[W];
+      store(lanes, E::load(p + k));
+#pragma GCC unroll 16
+      for (int i = 0; i < W; i++) to[(k + i) * rows + r] = lanes[i];
+    }
+    if (k < inputs) {
+      vf v = load_some<E>(p + k, static_cast<int>(inputs - k));
+      for (int i = 0; k + i < inputs; i++) to[(k + i) * rows + r] = v[i];
+    }
+    for (k = inputs; k % kMostInputs; k++) to[k * rows + r] = 0;
+  }
+}
+
+// Rows of bfloat16 as they are, two inputs in one place of 32 bits.
+void gather_pairs(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
+  for (int r = 0; r < rows; r++) {
+    const char* p = x + r * x_stride * 2;
+    int64_t pair = 0;
+    for (; 2 * pair + 1 < inputs; pair++) std::memcpy(to + pair * rows + r, p + pair * 4, 4);
+    if (inputs % 2) {
+      uint16_t last[2] = {0, 0};
+      std::memcpy(last, p + pair * 4, 2);
+      std::memcpy(to + pair * rows + r, last, 4);
+    }
+  }
+}
+
+// One group of one row in eight bits: the quads at to[quad * rows], then minus `offset` times their sum, then the scale.
+OCTAVO_INLINE void quantise_group(const float* x, int rows, int offset, float* to) {
+  vf most = vf{}, odd = vf{};
+  for (int i = 0; i < kGroup; i += W) {
+    most = greater(magnitude_of(load(x + i)), most);
+    odd += load(x + i) - load(x + i);  // not zero where one is not finite
+  }
+  float scale = largest(most) / I8::kLargest;
+  if (scale < 0x1p-100f) scale = 0x1p-100f;
+  alignas(64) int8_t bytes[kGroup];
+  int total = 0;
+  for (int i = 0; i < kGroup; i += W) I8::store(bytes + i, load(x + i) / splat(scale));
+  for (int i = 0; i < kGroup; i++) total += bytes[i];
+  for (int i = 0; i < kGroup / 4; i++) std::memcpy(to + i * rows, bytes + 4 * i, 4);
+  const int32_t start = -offset * total;
+  std::memcpy(to + kGroup / 4 * rows, &start, 4);
+  to[(kGroup / 4 + 1) * rows] = sum(odd) == 0 ? scale : __builtin_nanf("");
+}
+
+template <class E>
+void gather_quads(const char* x, int64_t x_stride, int rows, int64_t inputs, int offset, float* to) {
+  for (int r = 0; r < rows; r++) {
+    const typename E::T* p = reinterpret_cast<const typename E::T*>(x) + r * x_stride;
+    float* at = to + r;
+    for (int64_t k = 0; k < inputs; k += kGroup, at += (kGroup / 4 + 2) * rows) {
+      alignas(64) float wide[kGroup] = {};
+      const int n = static_cast<int>(inputs - k < kGroup ? inputs - k : kGroup);
+      widen<E>(wide, reinterpret_cast<const char*>(p + k), n, splat(1.0f));
+      quantise_group(wide, rows, offset, at);
+    }
+  }
+}
+
+template <class E>
+void gather_from(Form form, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
+  if (form == Form::quads_i8) gather_quads<E>(x, x_stride, rows, inputs, GroupI8::kOffset, to);
+  else if (form == Form::quads_i4) gather_quads<E>(x, x_stride, rows, inputs, GroupI4::kOffset, to);
+  else gather_as<E>(x, x_stride, rows, inputs, to);
+}
+
+void gather(Form form, Dtype from, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
+  if (form == Form::pairs) gather_pairs(x, x_stride, rows, inputs, to);
+  else if (from == Dtype::f32) gather_from<F32>(form, x, x_stride, rows, inputs, to);
+  else if (from == Dtype::bf16) gather_from<BF16>(form, x, x_stride, rows, inputs, to);
+  else gather_from<F16>(form, x, x_stride, rows, inputs, to);
+}
+
+}  // namespace
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
