@@ -40,7 +40,9 @@ def _leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """One block of every sequence never returns."""
     unreference = KVCache.unreference
     monkeypatch.setattr(
-        KVCache, "unreference", lambda self, group, slots, touched: unreference(self, group, slots[1:], touched)
+        KVCache,
+        "unreference",
+        lambda self, group, slots, touched, **used: unreference(self, group, slots[1:], touched, **used),
     )
 
 
@@ -74,7 +76,9 @@ def _free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def _free_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot is reusable at once, although a plan in flight still touches it."""
     unreference = KVCache.unreference
-    monkeypatch.setattr(KVCache, "unreference", lambda self, group, slots, touched: unreference(self, group, slots, -1))
+    monkeypatch.setattr(
+        KVCache, "unreference", lambda self, group, slots, touched, **used: unreference(self, group, slots, -1, **used)
+    )
 
 
 def _slide_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
