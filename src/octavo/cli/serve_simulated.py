@@ -36,14 +36,14 @@ def start_simulated(given: Mapping[str, Any], fake: Mapping[str, Any]) -> Engine
     for name, value in asked.items():
         if name not in _TAKEN:
             raise ConfigError(name, value, "means nothing to --executor sim; leave it out")
+    if config.model.model is None and not fake["cost"].startswith("fitted:"):
+        raise ConfigError("model", None, "--executor sim needs a config.json, or a directory that has one")
     from octavo.cli.calibrate_read import costed_replica
     from octavo.engine.simulated import simulated_engine
     from octavo.planner.asked import Asked
     from octavo.policy.bundle import Policies
     from octavo.simulate.lengths import lengths_named
 
-    if config.model.model is None and not fake["cost"].startswith("fitted:"):
-        raise ConfigError("model", None, "--executor sim needs a config.json, or a directory that has one")
     planned = {_PLANNED[name]: str(value) for name, value in asked.items() if name in _PLANNED}
     replica, said = costed_replica(
         fake["cost"], config.model.model, Asked.of(device=fake["device"], tp=fake["tp"], **planned)
