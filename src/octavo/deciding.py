@@ -56,7 +56,7 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
     bound_len = min(asked_len or geometry.context_length or BOUNDLESS, max(1, tokens_in(layout, most_slabs, config)))
     bound = _limits(config, facts, (tokens, seqs, bound_len), most_slabs * layout.groups[0].blocks_per_slab)
     host_slabs = _host_slabs(config, layout)
-    below = _host_lines(facts, host_slabs * layout.slab_bytes)
+    below = _host_lines(facts, host_slabs * layout.slab_bytes, free)
     runtime_bytes = sum(n.predicted_bytes for n in (*predict_runtime(geometry, bound), *below))
     slabs, limit = _pool_slabs(config, layout, facts, runtime_bytes)
     held = tokens_in(layout, slabs, config)
@@ -101,10 +101,15 @@ def _host_slabs(config: Config, layout: Layout) -> int:
     return asked // layout.slab_bytes
 
 
-def _host_lines(facts: Facts, size: int) -> tuple[Line, ...]:
+def _host_lines(facts: Facts, size: int, free: int) -> tuple[Line, ...]:
     """On CPU the host tier takes of the same memory as the KV cache."""
     if not size or facts.device != "cpu":
         return ()
+    if size >= free:
+        remedy = (
+            f"does not fit: on a CPU it is of the memory of which {free:,} B are free beside the weights; ask for less"
+        )
+        raise ConfigError("host_bytes", size, remedy)
     return (Line("host tier", size, "asked: blocks and suspended state below the KV cache (--host-bytes)"),)
 
 

@@ -319,3 +319,12 @@ def test_a_model_without_state_has_no_pool() -> None:
     with pytest.raises(ConfigError, match="nothing to keep"):
         decided(geometry=geometry)
     assert isinstance(llama().layers[0], Growing)
+
+
+def test_a_host_tier_that_does_not_fit_beside_the_weights_is_refused_by_its_own_name() -> None:
+    with pytest.raises(ConfigError, match=r"^host_bytes=.*does not fit: on a CPU .* are free"):
+        decided(host_bytes="900GiB", reuse="prefix")
+    fits = decided(host_bytes="64MiB", reuse="prefix")
+    assert fits.host_slabs == 64 * 2**20 // fits.layout.slab_bytes
+    told = [line.predicted_bytes for line in fits.ledger.lines if line.label == "host tier"]
+    assert told == [fits.host_slabs * fits.layout.slab_bytes]
