@@ -12,7 +12,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from octavo.errors import ModelError
 from octavo.memory.layout import GroupLayout
-from octavo.models.bridge import IMPLEMENTATION, TICKET, Bridge, PagedCache, PagedTicket, attention, leave
+from octavo.models.bridge import IMPLEMENTATION, Bridge, PagedCache, PagedTicket, attention
+from octavo.models.tickets import TICKET, leave
 
 
 def test_transformers_knows_our_attention_and_no_mask_for_it():

@@ -19,7 +19,7 @@ from test_load_gemma import joined_gguf
 from octavo import LLM, SamplingParams
 from octavo.geometry.charge import sequence_bytes_charged
 from octavo.memory.check import is_empty
-from octavo.models.embedded import cache_directory
+from octavo.models.cache_directory import cache_directory
 from octavo.models.load import load_checkpoint
 
 NEAR_TIE = 1e-3

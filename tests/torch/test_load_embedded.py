@@ -16,7 +16,8 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.models import embedded
-from octavo.models.embedded import GGUF_NAME, STAMP, cache_directory, embedded_checkpoint, is_whole
+from octavo.models.cache_directory import cache_directory
+from octavo.models.embedded import GGUF_NAME, STAMP, embedded_checkpoint, is_whole
 from octavo.models.gguf_file import read_gguf
 from octavo.models.load import load_checkpoint
 from octavo.models.tokenizer import encode_messages, encode_prompt

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.models.embedded import cache_directory
+from octavo.models.cache_directory import cache_directory
 from octavo.models.load import load_checkpoint
 from octavo.models.tokenizer import encode_prompt
 

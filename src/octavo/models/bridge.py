@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,59 +30,10 @@ from octavo.memory.layout import GroupLayout
 from octavo.models.latent import LatentTicket, hand_on_latents
 from octavo.models.latent_index import PagedIndex, stands_in
 from octavo.models.recurrent import SlotStates, run_by_slot
+from octavo.models.tickets import Call, leave, refused, ticket_of
 
 IMPLEMENTATION = "octavo"
-TICKET = "octavo_ticket"
-_KEY, _VALUE = "octavo_key_of", "octavo_value_of"
 _UNSERVED = ("position_bias", "head_mask")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """One call of the attention function: what a module attends with, and by which rule."""
-
-    module: nn.Module
-    query: torch.Tensor
-    """[1, heads, tokens, dim]"""
-    key: torch.Tensor
-    value: torch.Tensor
-    rule: AttentionRule
-    chosen: Any = None
-    """What an index lets it read, where it has one."""
-
-    @property
-    def layer(self) -> int | None:
-        """The number that the module gives itself."""
-        index = getattr(self.module, "layer_idx", None)
-        return index if isinstance(index, int) else None
-
-    def require_stored(self, ticket: Ticket) -> None:
-        """Raise unless the key and the value are those for which the ticket was left."""
-        if getattr(self.key, _KEY, None) is not ticket or getattr(self.value, _VALUE, None) is not ticket:
-            raise refused(self.module, "changes keys and values between storing and attending")
-
-
-class Ticket(Protocol):
-    """What `update` leaves for the attention function: how a layer attends to what it stored."""
-
-    def attend(self, call: Call) -> torch.Tensor:
-        """-> [tokens, heads, v_dim]"""
-        ...
-
-
-def leave(ticket: Ticket, key: torch.Tensor, value: torch.Tensor, kwargs: dict[str, Any] | None) -> None:
-    """Put the ticket where the attention function of this call, or of a borrowing layer, will find it.
-
-    The ticket holds neither tensor, so that nothing is tied to itself.
-    """
-    setattr(key, _KEY, ticket)
-    setattr(value, _VALUE, ticket)
-    if kwargs is not None:
-        kwargs[TICKET] = ticket
-
-
-def refused(module: nn.Module, why: str) -> ModelError:
-    return ModelError("model", type(module).__name__, why)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +144,7 @@ def attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function under our name: [1, heads, tokens, dim] -> [1, tokens, heads, v_dim]."""
-    ticket: Ticket | None = kwargs.get(TICKET) or getattr(key, _KEY, None)
+    ticket = ticket_of(key, kwargs)
     if ticket is None:
         raise refused(module, "attends to keys that it did not store itself")
     if (attention_mask is not None and not stands_in(attention_mask)) or kwargs.get("is_causal") is False:

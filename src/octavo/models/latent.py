@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +23,7 @@ from octavo.kernels.interface import AttentionStep
 from octavo.kernels.latent import Chosen, LatentAttention, LatentPages, LatentRule
 from octavo.memory.layout import GroupLayout
 from octavo.models.latent_index import run_indexes
-
-if TYPE_CHECKING:
-    from octavo.models.bridge import Call
+from octavo.models.tickets import Call
 
 _PAGED = "octavo_paged_latent"
 """Marks a latent that was stored in pages."""

@@ -30,10 +30,11 @@ from octavo.geometry.state import (
     parts_of,
 )
 from octavo.kernels.interface import AttentionRule
-from octavo.models.bridge import IMPLEMENTATION, Call, cache_name, leave
+from octavo.models.bridge import IMPLEMENTATION, cache_name
 from octavo.models.latent import latent_layers
 from octavo.models.latent_index import run_indexes
 from octavo.models.recurrent import StateWitness, comparable
+from octavo.models.tickets import Call, leave
 
 Shapes = dict[str, tuple[int, ...]]
 
