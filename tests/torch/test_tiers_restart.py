@@ -16,7 +16,7 @@ from tier_engines import TieredEngine
 
 from octavo import LLM, SamplingParams
 from octavo.memory.check_tiers import at_rest
-from octavo.models.files import WEIGHTS
+from octavo.models.files import WEIGHTS, find_checkpoint, fingerprint
 
 # -- a restart as users see it --------------------------------------------------------------------
 
@@ -76,17 +76,22 @@ KEPT = [{"disk": tokens - 1 if tokens % 4 == 0 else tokens // 4 * 4} for tokens 
 """All but the last position of a prompt of whole blocks, else the whole blocks."""
 
 
-def other_weights(checkpoint: Path, made: Path) -> Path:
+def other_weights(checkpoint: Path, made: Path, name: str = "model.layers.0.self_attn.v_proj.weight") -> Path:
+    """With one number changed, the first of a tensor."""
     made.mkdir()
     for file in checkpoint.iterdir():
         (made / file.name).write_bytes(file.read_bytes())
     assert (made / WEIGHTS).exists()
 
     def nudge(tensors: dict[str, Any]) -> None:
-        tensors["model.layers.0.self_attn.v_proj.weight"][0, 0] += 0.5
+        tensors[name][0, 0] += 0.5
 
     edit_weights(made, nudge)
     return made
+
+
+def sampled(checkpoint: Path) -> str:
+    return fingerprint(find_checkpoint(checkpoint))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -94,8 +99,11 @@ def test_only_the_same_model_as_it_was_finds_what_an_earlier_process_left(checkp
     """A prompt cached by the process before came back fast, certain, and wrong (faults, 10)."""
     disk = tmp_path / "disk"
     assert served(checkpoint, disk, disk_shared=shared) == (COLD, {})
+    rows = other_weights(checkpoint, tmp_path / "rows", "model.embed_tokens.weight")
+    assert sampled(rows) == sampled(checkpoint), "a sample of the weights cannot tell the two apart"
     changed: dict[str, tuple[Path, dict[str, Any], str]] = {
         "other revision": (other_weights(checkpoint, tmp_path / "other"), {}, "wrong_fingerprint"),
+        "one edited row": (rows, {}, "wrong_fingerprint"),
         "other kv dtype": (checkpoint, {"kv_cache_dtype": "int8"}, "wrong_"),
         "other dtype": (checkpoint, {"dtype": "bfloat16"}, "wrong_"),
         "other block size": (checkpoint, {"block_size": 8}, "wrong_"),

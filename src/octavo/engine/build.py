@@ -30,6 +30,7 @@ from octavo.models.load import LoadedModel, Progress, held_bytes, load_checkpoin
 from octavo.models.observe import require_geometry
 from octavo.models.rope import fix_rope
 from octavo.models.verify import require_served
+from octavo.models.weights_digest import weights_digest
 from octavo.policy.bundle import Policies
 from octavo.policy.eviction import eviction_named
 from octavo.policy.placement import placement_named
@@ -151,7 +152,7 @@ def build_core(
         sampler=Sampler(rows, vocab_size, loaded.model.device, grammars),
         backend=backend,
     )
-    keys = _key_space(deployment, loaded) if policies.reuse.shares else None
+    keys = _key_space(config, deployment, loaded) if policies.reuse.shares else None
     eviction = eviction_named(config.cache.eviction)
     tiering = mover = None
     if deployment.host_slabs:
@@ -200,10 +201,19 @@ def _kernels(config: Config, geometry: ModelGeometry, name: str, why: str) -> tu
     return LatentAttention.name, "latents (MLA) have kernels of their own, in plain torch"
 
 
-def _key_space(deployment: Deployment, loaded: LoadedModel) -> KeySpace:
-    """What blocks of this engine have in common: weights, how they compute, and how state is laid out."""
-    weights = deployment.facts.linear_backend
-    parts = (loaded.fingerprint, str(loaded.dtype), weights, deployment.layout.signature)
+def _key_space(config: Config, deployment: Deployment, loaded: LoadedModel) -> KeySpace:
+    """What blocks of this engine have in common: weights, how they compute, and how state is laid out.
+
+    Blocks on a disk may be found by a process that loaded other weights: there they are named to the last bit.
+    """
+    weights = weights_digest(loaded.weight_files) if config.cache.disk_path is not None else ""
+    parts = (
+        loaded.fingerprint,
+        weights,
+        str(loaded.dtype),
+        deployment.facts.linear_backend,
+        deployment.layout.signature,
+    )
     return KeySpace(" ".join(parts), deployment.block_size)
 
 

@@ -57,6 +57,11 @@ class Checkpoint:
     def weights_bytes(self) -> int:
         return sum(entry.bytes for entry in self.tensors.values())
 
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The files in which the tensors lie, in order of their paths."""
+        return tuple(sorted({entry.file for entry in self.tensors.values()}))
+
 
 def local_path(model: Any) -> Path | None:
     """`model` as a path on this machine, or None if it can only be a hub id. Raises if it is neither."""
@@ -134,7 +139,8 @@ def check_layers(path: Path, config: dict[str, Any], tensors: int, spellings: tu
 def fingerprint(checkpoint: Checkpoint) -> str:
     """Names what the weights are: config, and each tensor's name, type, shape and a kilobyte from its middle.
 
-    Any two trainings of a model differ in it. It is no checksum: a single changed weight can escape it.
+    Any two trainings of a model differ in it. It is no checksum: a few changed weights can escape it, so that what
+    is kept on a disk is named by `weights_digest` too.
     """
     digest = hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True, default=str).encode())
     by_file: dict[Path, list[TensorEntry]] = {}

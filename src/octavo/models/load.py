@@ -63,6 +63,8 @@ class LoadedModel:
     tokenizer: Any | None
     generation: GenerationDefaults
     fingerprint: str
+    """Of config and a sample of each tensor: see `weights_digest` for what outlives this process."""
+    weight_files: tuple[Path, ...]
     dtype: torch.dtype
     weights_bytes: int
     max_model_len: int | None
@@ -187,6 +189,7 @@ def _load_safetensors(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> 
         tokenizer=tokenizer,
         generation=generation,
         fingerprint=fingerprint(checkpoint),
+        weight_files=checkpoint.weight_files,
         dtype=dtype,
         weights_bytes=held_bytes(model),
         max_model_len=limit,
@@ -216,6 +219,7 @@ def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedM
         tokenizer=tokenizer,
         generation=GenerationDefaults({}, tuple(sorted(ends))),
         fingerprint=fingerprint(checkpoint),
+        weight_files=checkpoint.weight_files,
         dtype=dtype,
         weights_bytes=held_bytes(model),
         max_model_len=limit,
