@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from octavo.errors import ConfigError
@@ -49,8 +49,12 @@ class Eviction(Protocol):
         ...
 
 
+_STALE = 4
+"""How many times as many entries as offers a heap may have, and some more: hits leave stale ones behind."""
+
+
 class _Ranked:
-    """Offers in heaps by group; stale entries are skipped when they come up."""
+    """Offers in heaps by group; stale entries are skipped when they come up, and swept where too many lie about."""
 
     def __init__(self) -> None:
         self._heaps: dict[int, list[tuple[float, int, int]]] = {}
@@ -62,7 +66,10 @@ class _Ranked:
     def offer(self, block: Evictable) -> None:
         rank = self.rank(block)
         self._offered[block.group, block.slot] = (rank, block)
-        heappush(self._heaps.setdefault(block.group, []), (rank, -block.index, block.slot))
+        heap = self._heaps.setdefault(block.group, [])
+        heappush(heap, (rank, -block.index, block.slot))
+        if len(heap) > 64 + _STALE * len(self._offered):
+            self._sweep(block.group)
 
     def withdraw(self, group: int, slot: int) -> None:
         self._offered.pop((group, slot), None)
@@ -79,6 +86,12 @@ class _Ranked:
 
     def gone(self, block: Evictable) -> None:
         self.withdraw(block.group, block.slot)
+
+    def _sweep(self, group: int) -> None:
+        offered = (found for (of, _), found in self._offered.items() if of == group)
+        heap = [(rank, -block.index, block.slot) for rank, block in offered]
+        heapify(heap)
+        self._heaps[group] = heap
 
 
 class LeastRecentlyUsed(_Ranked):
