@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -182,9 +183,9 @@ class PrefixDirectory:
         if len(path) > whole:
             return path[whole], len(rest) // _TOKEN_BYTES
         parent = path[whole - 1] if whole else top
-        siblings = list(parent.children.get(rest[:_TOKEN_BYTES], {}).values())[-_SIBLINGS:]
+        siblings = parent.children.get(rest[:_TOKEN_BYTES], {})
         best, most = None, 0
-        for node in reversed(siblings):
+        for node in islice(reversed(siblings.values()), _SIBLINGS):  # thousands of prompts may begin with one token
             shared = _shared_tokens(node.said, rest)
             if shared > most:
                 best, most = node, shared
