@@ -41,3 +41,41 @@ def test_no_steps_is_refused_in_words() -> None:
     done = run("--steps", "0")
     assert done.returncode == 2
     assert "at least 1" in done.stderr
+
+
+def fake_vllm(folder: Path, told: dict[str, object]) -> Path:
+    """A "Python" that answers whatever it is asked with the same line."""
+    script = folder / "python"
+    lines = ["#!/bin/sh", 'echo \'{"version": "fake"}\'', f"while read -r asked; do echo '{json.dumps(told)}'; done"]
+    script.write_text("\n".join(lines))
+    script.chmod(0o755)
+    return script
+
+
+def test_vllms_scheduler_makes_the_same_steps_in_turn_and_its_share_is_told(tmp_path: Path) -> None:
+    told = {"computed": 32 * 16, "handed_over": 32 * 16, "blocks_taken": 32, "times": [[10_000_000, 10_000_000]] * 16}
+    done = run(
+        "--running", "32", "--steps", "16", "--repeat", "2", "--no-audit", "--vllm", str(fake_vllm(tmp_path, told))
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert row["vllm_ms"] == 20
+    assert abs(row["of_vllm"] - row["median_ms"] / 20) < 1e-3
+    assert "another machine's" not in done.stdout
+
+
+def test_sides_that_did_not_do_the_same_are_not_compared(tmp_path: Path) -> None:
+    told = {"computed": 32 * 16, "handed_over": 32 * 16, "blocks_taken": 31, "times": [[1, 1]] * 16}
+    done = run(
+        "--running", "32", "--steps", "16", "--repeat", "1", "--no-audit", "--vllm", str(fake_vllm(tmp_path, told))
+    )
+    assert done.returncode == 1
+    assert "not the same work" in done.stderr
+
+
+def test_a_python_without_vllm_is_told_in_words(tmp_path: Path) -> None:
+    gone = run("--running", "4", "--steps", "2", "--vllm", str(tmp_path / "none"))
+    without = run("--running", "4", "--steps", "2", "--vllm", sys.executable)
+    assert "there is no such file" in gone.stderr
+    assert "No module named 'vllm'" in without.stderr
+    assert "Traceback" not in without.stderr
