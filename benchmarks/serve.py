@@ -5,13 +5,18 @@
 
 The same prompts, lengths, seeds and settings; repetitions in turn, so that a machine that drifts
 drifts for both. The client is a plain socket reader in this process: it shares the cores with the
-server, as a client on the same machine does. Prints a table, then one JSON line.
+server, as a client on the same machine does. On a machine that is busy with other things only `--threads 1`
+and the processor time of each process say anything. Prints a table, then one JSON line.
+
+    python benchmarks/serve.py --dtype bf16
+    python benchmarks/serve.py --threads 1 --output 32
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -20,7 +25,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from machine_facts import described, machine_facts
@@ -47,7 +53,19 @@ class Asked:
     model: str | None
     prompts: list[list[int]]
     output: int
-    options: dict[str, int]
+    options: dict[str, int | str]
+
+
+@dataclass(slots=True)
+class Taken:
+    """One side's repetitions."""
+
+    tokens_per_s: list[float] = field(default_factory=list)
+    cpu_us_per_token: list[float] = field(default_factory=list)
+    """Of its process, all threads."""
+
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "auto": "auto"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,30 +75,56 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--input", type=int, default=64, help="tokens of each prompt (default 64)")
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer (default 64)")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions of each, in turn (default 3)")
+    parser.add_argument("--threads", type=int, help="of each engine (default: its own choice)")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="auto", help="of the model (default: its own)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="no repetition begins after them (default 5)")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of octavo's configuration, by name"
+    )
     options = parser.parse_args(arguments)
     if min(options.streams, options.input, options.output, options.repeat) < 1:
         parser.error("--streams, --input, --output and --repeat must be at least 1")
     random = Random(7)
     prompts = [[random.randrange(1000, 20000) for _ in range(options.input)] for _ in range(options.streams)]
-    asked = Asked(options.model, prompts, options.output, {"kv_cache_memory_bytes": 512 << 20})
+    chosen: dict[str, int | str] = {"kv_cache_memory_bytes": 512 << 20, "dtype": DTYPES[options.dtype]}
+    if options.threads:
+        chosen["threads"] = options.threads
+    for text in options.option:
+        name, _, value = text.partition("=")
+        chosen[name] = int(value) if value.isdecimal() else value
+    asked = Asked(options.model, prompts, options.output, chosen)
     facts = machine_facts()
-    offline, served = measure(asked, options.repeat)
+    offline, served = measure(asked, options.repeat, 60 * options.minutes)
     report(asked, facts, offline, served)
 
 
-def measure(asked: Asked, repeat: int) -> tuple[list[float], list[float]]:
-    """Tokens per second of each repetition, (offline, served), taken in turn."""
+def measure(asked: Asked, repeat: int, limit_s: float) -> tuple[Taken, Taken]:
+    """(offline, served), in turn."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
-    offline_rates: list[float] = []
-    served_rates: list[float] = []
-    with Started(_offline(asked, environment)) as offline, Started(_server(asked, environment)) as server:
+    offline, served = Taken(), Taken()
+    begun = time.monotonic()
+    with Started(_offline(asked, environment)) as engine, Started(_server(asked, environment)) as server:
         port = _port(server)
-        _line(offline, "ready")
+        _line(engine, "ready")
         asyncio.run(_streams(port, Asked(asked.model, asked.prompts[:2], 2, asked.options)))
-        for _ in range(repeat):
-            offline_rates.append(_offline_rate(offline))
-            served_rates.append(asyncio.run(_streams(port, asked)))
-    return offline_rates, served_rates
+        for number in range(repeat):
+            if number and time.monotonic() - begun > limit_s:
+                break
+            for side, process in ((offline, engine), (served, server)):
+                before = _cpu_seconds(process.pid)
+                rate = _offline_rate(engine) if side is offline else asyncio.run(_streams(port, asked))
+                spent = _cpu_seconds(process.pid) - before
+                side.tokens_per_s.append(rate)
+                side.cpu_us_per_token.append(1e6 * spent / (len(asked.prompts) * asked.output))
+    return offline, served
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of all its threads, those that have ended included; 0 where the system does not tell."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 class Started:
@@ -174,15 +218,30 @@ async def _stream(port: int, prompt: list[int], output: int) -> int:
     return int(counted[-1])
 
 
-def report(asked: Asked, facts: dict[str, object], offline: list[float], served: list[float]) -> None:
-    ratios = [s / o for s, o in zip(served, offline, strict=True)]
-    print(f"{len(asked.prompts)} streams, {len(asked.prompts[0])} tokens in, {asked.output} out; output tokens/s")
-    print(f"{'':10} {'median':>8} {'least':>8} {'most':>8}")
-    for name, values in (("offline", offline), ("served", served), ("ratio", ratios)):
-        print(f"{name:10} {statistics.median(values):8.3f} {min(values):8.3f} {max(values):8.3f}")
+def report(asked: Asked, facts: dict[str, object], offline: Taken, served: Taken) -> None:
+    ratios = [s / o for s, o in zip(served.tokens_per_s, offline.tokens_per_s, strict=True)]
+    extra = [s - o for s, o in zip(served.cpu_us_per_token, offline.cpu_us_per_token, strict=True)]
+    print(f"{len(asked.prompts)} streams, {len(asked.prompts[0])} tokens in, {asked.output} out, {asked.options}")
+    print(f"{'':22} {'median':>8} {'least':>8} {'most':>8}")
+    for name, values in (
+        ("offline, tokens/s", offline.tokens_per_s),
+        ("served, tokens/s", served.tokens_per_s),
+        ("ratio", ratios),
+        ("offline, CPU us/token", offline.cpu_us_per_token),
+        ("served, CPU us/token", served.cpu_us_per_token),
+        ("more CPU us/token", extra),
+    ):
+        print(f"{name:22} {statistics.median(values):8.3f} {min(values):8.3f} {max(values):8.3f}")
     print(described(facts))
-    figures = {"offline": offline, "served": served, "ratio_median": statistics.median(ratios)}
-    print(json.dumps({"benchmark": "serve", "machine": facts, "streams": len(asked.prompts)} | figures))
+    figures = {
+        "offline": offline.tokens_per_s,
+        "served": served.tokens_per_s,
+        "ratio_median": statistics.median(ratios),
+        "offline_cpu_us_per_token": offline.cpu_us_per_token,
+        "served_cpu_us_per_token": served.cpu_us_per_token,
+    }
+    shape = {"streams": len(asked.prompts), "input": len(asked.prompts[0]), "output": asked.output}
+    print(json.dumps({"benchmark": "serve", "machine": facts, "options": asked.options} | shape | figures))
 
 
 if __name__ == "__main__":
