@@ -363,7 +363,7 @@ def simulated(links: Links, faults: SeededFaults | None = None, slabs: int = 12,
     return turns, kept
 
 
-@pytest.mark.parametrize("faults", [None, SeededFaults(1, fails=0.2, stalls=0.2, stall_s=40.0, loses_word=0.1)])
+@pytest.mark.parametrize("faults", [None, SeededFaults(5, fails=0.2, stalls=0.2, stall_s=40.0, loses_word=0.1)])
 def test_a_simulation_with_tiers_ends_and_blocks_move(faults: SeededFaults | None) -> None:
     turns, kept = simulated(Links(), faults, host_slabs=8, disk_slots=(30,))
     assert len(turns.ended_at) == 8

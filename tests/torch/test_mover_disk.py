@@ -189,3 +189,17 @@ def test_waiting_ends_at_a_deadline_and_at_once_where_a_cancelled_order_can_be_t
     assert time.monotonic() - started < WAIT_S
     assert [notice.number for notice in mover.poll(0.0)] == [third]
     gate.set()
+
+
+def test_a_load_waits_for_erasures_and_not_for_stores_that_nobody_waits_for(make, tmp_path):
+    gate = threading.Event()
+    faults = Scripted(gate=gate)
+    mover, _, _ = make(disk=disk_of(tmp_path), faults=faults)
+    give(mover, "store", 1, (0,), (0,), (key(0),))
+    assert faults.reached.wait(10)
+    later = [give(mover, "store", 1, (slot,), (slot,), (key(slot),)) for slot in (1, 2)]
+    mover.forget(1, [7])
+    after = give(mover, "store", 1, (3,), (3,), (key(3),))
+    load = give(mover, "load", 1, (5,), (6,), (key(5),))
+    gate.set()
+    assert [notice.number for notice in ended(mover, count=5)][1:] == [*later, load, after]

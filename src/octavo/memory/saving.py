@@ -4,17 +4,20 @@
     host:   cached, unsaved --store-> referenced by the copy --ended--> cached, on disk too
 
 `reserve` never waits for a copy of its own making without saying so: what is being copied is a shortfall that
-drains. The host never waits for the disk: where it is full, its oldest block goes as it is. Owns copies that are queued
-or under way; when they are worth it is the placement policy's choice.
+drains. Both tiers are copied from ahead of need, so much that what was lately asked for at once may go at once. The
+host never waits for the disk: where it is full all the same, its oldest block goes as it is. Owns copies that are
+queued or under way; when they are worth it is the placement policy's choice.
 
 Invariant: no device slot is free before its copy has ended; a copy is findable only once it is whole.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -28,7 +31,15 @@ from octavo.memory.values import Shortfall
 from octavo.policy.placement import Bargain, Placement
 
 _AHEAD = 16
-"""One part in so many of a tier is kept ready to go, so that few have to wait for a copy."""
+"""One part in so many of the device, at least, is kept ready to go, so that few have to wait for a copy."""
+_HOST_AHEAD = 4
+"""The same of the host, which nobody may wait for."""
+_LATELY = 64
+"""Of the last so many times that a tier was asked for room, the largest says what may be asked for next."""
+_STORE_BYTES = 8 << 20
+"""Of one order to the disk: a load waits for that much at most."""
+_STORE_SECONDS = 1.0
+"""Of the disk's time, as fast as it has been, are under way at most: none of it may be late."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +71,11 @@ class Saving:
         self._moving: dict[_Copy, None] = {}
         """To the host: queued or under way."""
         self._storing: dict[_Copy, None] = {}
+        self._lacked: deque[int] = deque(maxlen=_LATELY)
+        """Slabs of the device that were asked for at once, where copies had to be made for them."""
+        self._taken: deque[int] = deque(maxlen=_LATELY)
+        """Blocks of the host that were taken between two steps."""
+        self._taken_before = 0
         self.erase: list[tuple[int, int]] = []
         """(group, disk slot) of records that a later run must not find."""
         if placement.saves:
@@ -113,12 +129,13 @@ class Saving:
 
     def _make_way(self, counts: Sequence[int], short: Shortfall) -> bool:
         """Somebody lacks room that unsaved blocks take. Whether some of them may go now after all."""
+        self._lacked.append(short.needed)
         missing = short.needed - short.free - short.evictable
         blocks = missing * max(self._cache.pool.blocks_per_slab)
         if self._errands.answers("arenas"):
             blocks -= sum(map(self._frees, self._moving))
         changed = False
-        for group, slot in list(self._shelf.unsaved)[: max(0, blocks)]:
+        for group, slot in list(islice(self._shelf.unsaved, max(0, blocks))):
             if not self._save(group, slot):
                 self._shelf.settle(self._directory.node_of(group, slot), group)
                 changed = True
@@ -136,35 +153,64 @@ class Saving:
         """Copy what will have to go soon, while it need not go yet."""
         pool, unsaved = self._cache.pool, self._shelf.unsaved
         if unsaved:
-            wanted = -(-pool.slabs // _AHEAD)
+            lately = min(max(self._lacked, default=0), pool.slabs // 2, self._host.pool.slabs // 2)
+            wanted = max(-(-pool.slabs // _AHEAD), lately)
             ready = pool.free.count + sum(pool.cached) - len(unsaved) + sum(map(self._frees, self._moving))
-            for group, slot in list(unsaved)[: max(0, wanted - ready)]:
+            for group, slot in list(islice(unsaved, max(0, wanted - ready))):
                 if not self._save(group, slot):
                     break
-        if self._disk is not None and self._host.shelf is not None and self._host.shelf.unsaved:
-            self._store_ahead(self._disk)
+        if self._disk is not None and self._host.shelf is not None:
+            if self._host.taken > self._taken_before:
+                self._taken.append(self._host.taken - self._taken_before)
+                self._taken_before = self._host.taken
+            if self._host.shelf.unsaved and self._errands.answers("disk"):
+                self._store_ahead(self._disk, self._to_store())
 
-    def _store_ahead(self, disk: DiskTier) -> None:
+    def _to_store(self) -> list[tuple[int, int]]:
+        """(group, slot) of what should be on the disk before its room on the host is needed, the first to go first."""
         shelf, pool = self._host.shelf, self._host.pool
         assert shelf is not None
         wanted = len(shelf.unsaved)
         if not self._placement.at_once:
+            # What comes while these are written has to find room too.
+            lately = min(2 * max(self._taken, default=0), pool.slabs)
             ready = pool.free.count + sum(pool.cached) - wanted + len(self._storing)
-            wanted = max(0, -(-pool.slabs // _AHEAD) - ready)
-        if not self._errands.answers("disk"):
-            return
-        for group, slot in list(shelf.unsaved)[:wanted]:
+            wanted = min(wanted, max(-(-pool.slabs // _HOST_AHEAD), lately) - ready)
+        sizes = [group.block_bytes for group in self._cache.layout.groups]
+        timeout = self._errands.timeout_s
+        patience = _STORE_SECONDS if timeout is None else min(_STORE_SECONDS, timeout / 4)
+        # Copies hold their sources: half of the host is left to whoever needs it meanwhile.
+        room = min(
+            max(_STORE_BYTES, int(self._errands.rates.bytes_a_second["store"] * patience)),
+            pool.slabs * pool.layout.slab_bytes // 2,
+        ) - sum(sizes[copy.group] for copy in self._storing)
+        found: list[tuple[int, int]] = []
+        for group, slot in islice(shelf.unsaved, max(0, wanted)):
+            if room < sizes[group] and (found or self._storing):
+                break
+            room -= sizes[group]
+            found.append((group, slot))
+        return found
+
+    def _store_ahead(self, disk: DiskTier, blocks: Sequence[tuple[int, int]]) -> None:
+        parts: list[list[_Copy]] = [[] for _ in self._cache.tables]
+        for group, slot in blocks:
             target = disk.take(group)
             if target is None:
-                return
+                break
             node = self._directory.node_of(group, slot, HOST_TIER)
             self._host.reference(group, slot)
             copy = _Copy(group, node, slot, target)
             self._storing[copy] = None
-            self._errands.ask(
-                "store", group, [(slot, target)], partial(self._stored, copy),
-                keys=(node.identity,),
-            )  # fmt: skip
+            parts[group].append(copy)
+        for group, copies in enumerate(parts):
+            most = max(1, _STORE_BYTES // self._cache.layout.groups[group].block_bytes)
+            for first in range(0, len(copies), most):
+                part = copies[first : first + most]
+                self._errands.ask(
+                    "store", group, [(copy.source, copy.target) for copy in part], partial(self._stored, part),
+                    keys=tuple(copy.node.identity for copy in part),
+                )  # fmt: skip
 
     # -- orders and their ends --------------------------------------------------------------------
 
@@ -195,21 +241,22 @@ class Saving:
             self._host.unreference(group, copy.target)
             self._cache.unreference(group, np.array([copy.source], dtype=np.int32), -1, used=False)
 
-    def _stored(self, copy: _Copy, ended: Ended) -> None:
+    def _stored(self, copies: list[_Copy], ended: Ended) -> None:
         assert self._disk is not None
         assert self._host.shelf is not None
-        del self._storing[copy]
-        node, group, reason = copy.node, copy.group, ended.reasons[0]
-        if reason:
-            self._disk.abandon(group, copy.target)
-        elif self._directory.lives(node):
-            self._disk.publish(node, group, copy.target)
-        else:
-            self._disk.abandon(group, copy.target)
-            self.erase.append((group, copy.target))
-        self._disk.let_go(group, copy.target)
-        self._host.shelf.settle(node, group)
-        self._host.unreference(group, copy.source)
+        for copy, reason in zip(copies, ended.reasons, strict=True):
+            del self._storing[copy]
+            node, group = copy.node, copy.group
+            if reason:
+                self._disk.abandon(group, copy.target)
+            elif self._directory.lives(node):
+                self._disk.publish(node, group, copy.target)
+            else:
+                self._disk.abandon(group, copy.target)
+                self.erase.append((group, copy.target))
+            self._disk.let_go(group, copy.target)
+            self._host.shelf.settle(node, group)
+            self._host.unreference(group, copy.source)
 
     def held(self) -> list[tuple[int, int, int]]:
         """(tier, group, slot) of what copies touch, for the invariants."""

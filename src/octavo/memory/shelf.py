@@ -53,7 +53,7 @@ class Shelf:
         """READY slots at nodes have lost their last reference: they are cached. `used`: by somebody who read them."""
         self.pool.count_cached(group, slots, +1)
         self.directory.uses += used
-        for slot in slots.tolist():
+        for slot in slots[::-1].tolist():  # the deepest is saved first, since it goes first
             node = self.directory.node_of(group, slot, self.tier)
             if used:
                 node.last_used = self.directory.uses
@@ -70,10 +70,11 @@ class Shelf:
     def take_up(self, group: int, slots: Int32) -> None:
         """Slots at nodes gain a reference: cached ones are not evictable any more, draining ones stay."""
         columns = self.pool.slots[group]
-        draining = slots[columns.state[slots] == _DRAINING]
-        if len(draining):
+        idle = slots[columns.refs[slots] == 0]
+        if self.pool.draining[group]:
+            draining = slots[columns.state[slots] == _DRAINING]
             self.pool.undrain(group, draining)
-        idle = slots[(columns.refs[slots] == 0) & ~np.isin(slots, draining)]
+            idle = idle[~np.isin(idle, draining)]
         self.pool.count_cached(group, idle, -1)
         columns.refs[slots] += 1
         for slot in idle.tolist():
@@ -139,19 +140,30 @@ class Shelf:
             self._make_room_in_begun_slabs(counts)
         if self.pool.blocks_per_slab == (1,) and not self.unsaved:
             self._evict_together(counts[0] - self.pool.free.count)
-        while self.pool.slabs_needed(counts) > self.pool.free.count:
+        while (lacking := self.pool.slabs_needed(counts) - self.pool.free.count) > 0:
             block = self.choose(counts)
             if block is None:
                 return False
-            if not self._saved_instead(block):
+            if not self._saved_instead(block, lacking):
                 self.evict(block)
         return True
 
-    def _saved_instead(self, block: Evictable) -> bool:
-        """Whether a copy of it has been begun, so that another must go."""
-        return (
-            (block.group, block.slot) in self.unsaved and self.save is not None and self.save(block.group, block.slot)
-        )
+    def _saved_instead(self, block: Evictable, lacking: int = 1) -> bool:
+        """Whether a copy of it has been begun, so that another must go. Of those before it, which cannot go before it,
+        as many are copied with it as are lacking: else each would wait for the copy of the next."""
+        group, slot = block.group, block.slot
+        if (group, slot) not in self.unsaved or self.save is None:
+            return False
+        before = self.directory.node_of(group, slot, self.tier).parent if self.directory.grows[group] else None
+        if not self.save(group, slot):
+            return False
+        for _ in range(lacking - 1):
+            if before is None or (group, before.places[self.tier][group]) not in self.unsaved:
+                break
+            if before.children_in[self.tier][group] > 1 or not self.save(group, before.places[self.tier][group]):
+                break
+            before = before.parent
+        return True
 
     def _make_room_in_begun_slabs(self, counts: Sequence[int]) -> None:
         for group, per_slab in enumerate(self.pool.blocks_per_slab):

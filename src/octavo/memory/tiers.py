@@ -31,6 +31,8 @@ HOST_TIER, DISK_TIER = 1, 2
 class HostTier:
     def __init__(self, layout: Layout, slabs: int, directory: PrefixDirectory | None, eviction: Eviction) -> None:
         self.pool = BlockPool(layout, slabs)
+        self.taken = 0
+        """Slots that were asked for and had."""
         self.shelf = None if directory is None else Shelf(directory, self.pool, eviction, HOST_TIER)
 
     def has_room(self, counts: Sequence[int]) -> bool:
@@ -45,7 +47,10 @@ class HostTier:
         if self.shelf is not None and not self.shelf.evict_for(counts):
             return None
         got = self.pool.take(counts)
-        return None if isinstance(got, Shortfall) else got
+        if isinstance(got, Shortfall):
+            return None
+        self.taken += sum(counts)
+        return got
 
     def take_one(self, group: int) -> int | None:
         got = self.take([int(g == group) for g in range(len(self.pool.slots))])

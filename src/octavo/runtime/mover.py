@@ -1,7 +1,7 @@
 """Moves whole blocks between tiers, beside the engine: a thread for the arenas, another for the disk.
 
     engine's thread              a lane's thread
-    submit(order)     --queue--> one order at a time, in batches, within the budget
+    submit(order)     --queue--> one order at a time, loads before stores, in batches, within the budget
     poll() -> notices <--ended-- status, bytes and a reason for each block
     cancel(number)               seen between two batches; the batch under way is always finished
     forget(slots)     --queue--> in turn, so that what is stored there afterwards stays
@@ -93,6 +93,16 @@ class _Lane:
         return self.thread is not None and not self.thread.is_alive()
 
 
+def _enqueue(queue: deque[_Transfer | _Erasure], transfer: _Transfer) -> None:
+    """A load goes before stores, which nobody waits for, but not before erasures and other loads. It touches no slot
+    that they do: a record is read only once its store has ended."""
+    place = len(queue)
+    if transfer.order.route == "load":
+        while place and isinstance(before := queue[place - 1], _Transfer) and before.order.route == "store":
+            place -= 1
+    queue.insert(place, transfer)
+
+
 class Mover:
     """A `memory.transfers.Mover`. `device` and `host` have one layout; `disk` has a store for each group, or is empty.
 
@@ -148,7 +158,7 @@ class Mover:
         transfer = _Transfer(order, deadline, after, ["not_begun"] * order.blocks)
         with self._lock:
             self._open[order.number] = transfer
-            self._lanes[LANES[order.route]].queue.append(transfer)
+            _enqueue(self._lanes[LANES[order.route]].queue, transfer)
             self._lock.notify_all()
 
     def cancel(self, number: int) -> None:

@@ -101,6 +101,10 @@ class EngineCore:
         ended = None
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             ended = self._learn(timer)
+            if self.scheduler.tiering is not None and not self.scheduler.has_work:
+                with self.guard:  # nobody computes: the time to copy ahead of who comes next
+                    self.scheduler.tiering.prepare()
+                    self._order_copies()
         elif plan is None and self.mover is not None and self.has_work:
             self.mover.wait()
         if self._audit is not None:
@@ -119,13 +123,19 @@ class EngineCore:
         if notices:
             settle_transfers(scheduler, notices, now)
         plan = scheduler.schedule(now)
-        for group, slots in scheduler.tiering.take_erased():
-            mover.forget(group, slots)
-        for order in scheduler.tiering.take_orders():
-            mover.submit(order)
-        for number in scheduler.tiering.take_cancels():
-            mover.cancel(number)
+        self._order_copies()
         return plan
+
+    def _order_copies(self) -> None:
+        mover, tiering = self.mover, self.scheduler.tiering
+        assert mover is not None
+        assert tiering is not None
+        for group, slots in tiering.take_erased():
+            mover.forget(group, slots)
+        for order in tiering.take_orders():
+            mover.submit(order)
+        for number in tiering.take_cancels():
+            mover.cancel(number)
 
     def fail(self, error: str, now: float) -> list[Event]:
         """The executor is gone: end every sequence with `error`. Never raises; no step may follow."""

@@ -174,7 +174,12 @@ class SimMover:
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, order.number))
         self._claim(order)
-        self._lanes[LANES[order.route]].queue.append(transfer)
+        queue = self._lanes[LANES[order.route]].queue
+        place = len(queue)
+        if order.route == "load":  # as the real mover: before stores, which nobody waits for
+            while place and isinstance(before := queue[place - 1], _Transfer) and before.order.route == "store":
+                place -= 1
+        queue.insert(place, transfer)
         self._start_next(LANES[order.route], self.now_ns)
 
     def cancel(self, number: int) -> None:
