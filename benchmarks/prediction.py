@@ -2,12 +2,13 @@
 
 Calibrates the embedded model on this machine (or reads `--calibration`), runs W1 to W4, Poisson arrivals at shares of
 what the replica can do, and W2 in too few blocks with a host tier, none of them used to fit, and simulates the same.
-Prints a table of predicted and measured figures beside the goals, how often single steps lie in their intervals and
-how wide those are, then one JSON line. Keep the machine otherwise idle; or, with `--own-time`, take seconds that the
-process computed in one thread, which others on the machine change little.
+Calibrates in several processes, and runs each workload in a process of its own: predictions are of a process that
+nobody has measured. Prints each predicted and measured figure beside its goal, how often single steps lie in their
+intervals and how wide those are, then one JSON line. Keep the machine otherwise idle; or, with `--own-time`, take
+seconds that the process computed in one thread, which others on the machine change little.
 
-    python benchmarks/prediction.py                       about ten minutes
-    python benchmarks/prediction.py --scale 0.25 --calibrate 40 --seconds 15 --loads 0.8
+    python benchmarks/prediction.py                       within ten minutes
+    python benchmarks/prediction.py --scale 0.25 --calibrate 40 --within 200 --loads 0.8
     python benchmarks/prediction.py --own-time
 """
 
@@ -26,50 +27,49 @@ from typing import Any
 
 from engine import UNWANTED
 from machine_facts import described, machine_facts, torch_facts
+from prediction_engine import BLOCK_TOKENS, WARM_UP, engine_of, engine_options, run_apart, run_here
 from workloads import NAMES, SEED, Job, drawn_workloads, find_file, read_workloads
 
 GOALS = {"tokens_per_s": 0.05, "tpot_mean_s": 0.05, "ttft_p50_s": 0.10, "ttft_p99_s": 0.20}
 TITLES = {"tokens_per_s": "tokens/s", "tpot_mean_s": "TPOT mean", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "TTFT p99"}
 COVERAGE, WIDTH = (0.75, 0.85), 0.25
-BLOCK_TOKENS = 16
+_LEAST_S = 10.0
+"""Of arrivals of a Poisson run, however little time is left."""
+_START_S = 10.0
+"""Of a process, until it has loaded its model."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    begun = time.monotonic()
     options = parsed(arguments)
-    import torch
-    from prediction_runs import OwnClock, Timed, WallClock, run_really
-
-    from octavo.cost.calibration import read_calibration
+    from octavo.cost.calibration import read_calibration, written
+    from octavo.planner.asked import Asked
     from octavo.simulate.calibrated import calibrated_replica
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    clock = OwnClock() if options.own_time else WallClock()
-    engine, loaded = engine_of(options, -(-options.kv_tokens // BLOCK_TOKENS))
     facts = machine_facts() | torch_facts()
-    print(f"{loaded.name}, {options.dtype}; {described(facts)}")
-    calibration = read_calibration(options.calibration) if options.calibration else calibrated(engine, loaded, options)
+    print(f"{options.model or 'the embedded model'}, {options.dtype}; {described(facts)}")
+    here = Here(options) if options.processes == 1 else None
+    calibration = read_calibration(options.calibration) if options.calibration else calibrated(options, here)
     if options.keep is not None:
-        from octavo.cost.calibration import written
-
         options.keep.write_text(written(calibration), encoding="utf-8")
     print_fit(calibration)
-    from octavo.planner.asked import Asked
-
     replica = calibrated_replica(calibration, Asked())
-    run_really(engine, Timed("warm-up", (Job(tuple(range(3, 30)), 4),), (0.0,)), clock)
     reports = []
-    for timed in timed_workloads(options, loaded, replica):
-        real = [run_really(engine, timed, clock) for _ in range(options.repeat)]
-        reports.append(report_of(timed, real, replica, calibration))
-        print(f"  {timed.name}: {[round(one.span_s, 2) for one in real]} s", file=sys.stderr, flush=True)
-    engine.close()
+    for timed in timed_workloads(options, replica, calibration, begun):
+        real = (
+            run_apart(vars_of(options), timed, options.repeat, blocks_of(options)) if here is None else here.run(timed)
+        )
+        reports.append(told_of(report_of(timed, real, replica, calibration)))
+    if here is not None:
+        here.engine.close()
     if options.tiered:
-        reports.append(tiered(options, loaded, replica, calibration, clock))
+        reports.append(told_of(tiered(options, replica, calibration, apart=here is None)))
     pooled = pooled_coverage(reports)
     print_table(reports, pooled)
-    told = {"benchmark": "prediction", "model": loaded.name, "dtype": options.dtype, "machine": facts,
-            "clock": "own" if options.own_time else "wall",
+    took = time.monotonic() - begun
+    print(f"all of it took {took:.0f} s")
+    told = {"benchmark": "prediction", "model": calibration.model_name, "dtype": options.dtype, "machine": facts,
+            "clock": "own" if options.own_time else "wall", "processes": options.processes, "seconds": took,
             "scale": options.scale, "repeat": options.repeat, "errors": dict(calibration.errors),
             "terms": {t.name: s for t, s in zip(calibration.step.terms, calibration.step.seconds, strict=True)},
             "workloads": reports, "steps": pooled}  # fmt: skip
@@ -84,18 +84,25 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", default="float32", help="of weights, activations and KV cache (default float32)")
     add("--calibration", type=Path, help="a file of octavo calibrate with this engine's options, instead of measuring")
     add("--keep", type=Path, help="write the calibration here")
-    add("--calibrate", type=float, default=180.0, help="seconds of calibrating (default 180)")
+    add("--calibrate", type=float, default=120.0, help="seconds of calibrating (default 120)")
+    add("--processes", type=int, default=4, help="that calibrate in turn (default 4); 1: all runs in this one process")
     add("--workloads", default=",".join(NAMES), help="by commas (default all four; none for none)")
     add("--loads", default="0.5,0.8,0.95", help="Poisson arrivals at these shares of capacity (none for none)")
     add("--tiered", type=float, default=0.3, help="also W2 with this share of its blocks and a host tier (0: not)")
-    add("--seconds", type=float, default=60.0, help="of arrivals of each Poisson run (default 60)")
+    add("--seconds", type=float, default=60.0, help="of arrivals of each Poisson run at most (default 60)")
+    add(
+        "--within",
+        type=float,
+        default=570.0,
+        help="seconds for all of it: Poisson runs take what is left (default 570)",
+    )
     add("--scale", type=float, default=1.0, help="lengths of prompts and outputs times this")
     add("--repeat", type=int, default=1, help="runs of the real engine; figures are their medians (default 1)")
     add("--max-num-seqs", type=int, default=32)
     add("--max-num-batched-tokens", type=int, default=1024)
     add("--kv-tokens", type=int, default=40_000, help="of the pool (default 40000)")
     add("--max-model-len", type=int, default=4352)
-    add("--threads", type=int, help="torch threads; torch's own choice if not given")
+    add("--threads", type=int, help="torch threads; octavo's own choice if not given")
     add("--own-time", action="store_true", help="one thread, by its processor time instead of the wall")
     options = parser.parse_args(arguments)
     if options.own_time:
@@ -104,6 +111,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.threads = 1
     if options.repeat < 1 or not 0 < options.scale <= 1 or options.seconds <= 0 or options.calibrate <= 0:
         parser.error("--repeat must be at least 1, --scale above 0 and at most 1, --seconds and --calibrate above 0")
+    if options.processes < 1 or options.within <= 0:
+        parser.error("--processes must be at least 1, --within above 0")
     options.workloads = [] if options.workloads == "none" else options.workloads.split(",")
     options.loads = [] if options.loads == "none" else [float(load) for load in options.loads.split(",")]
     if any(not 0 < load < 1 for load in options.loads):
@@ -111,36 +120,31 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def engine_of(options: argparse.Namespace, blocks: int, **more: Any) -> Any:
-    """An engine and the model that was loaded for it: layers may be fused for one engine only."""
-    import torch
-    from transformers.utils import logging
-
-    from octavo.config import Config
-    from octavo.engine.build import engine_for
-    from octavo.models.load import load_checkpoint
-
-    logging.set_verbosity_error()
-    loaded = load_checkpoint(options.model, dtype=options.dtype, skip_tokenizer_init=True)
-
-    config = Config.from_kwargs(
-        skip_tokenizer_init=True,
-        max_model_len=options.max_model_len,
-        num_gpu_blocks_override=blocks,
-        block_size=BLOCK_TOKENS,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        reuse="none",
-        device="cpu",
-        **more,
-    )
-    return engine_for(config, loaded, torch.device("cpu")), loaded
+def vars_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What an engine needs to know, as JSON."""
+    names = ("model", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads", "own_time")
+    return {name: getattr(options, name) for name in names}
 
 
-def calibrated(engine: Any, loaded: Any, options: argparse.Namespace) -> Any:
+def blocks_of(options: argparse.Namespace) -> int:
+    return -(-options.kv_tokens // BLOCK_TOKENS)
+
+
+class Here:
+    """One engine in this process, for the calibration and all runs but the tiered one."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.asked = vars_of(options)
+        self.engine, self.loaded = engine_of(self.asked, blocks_of(options))
+        run_here(self.asked, self.engine, WARM_UP, 1)
+
+    def run(self, timed: Any) -> list[Any]:
+        return run_here(self.asked, self.engine, timed, self.options.repeat)
+
+
+def calibrated(options: argparse.Namespace, here: Here | None) -> Any:
     from octavo.cli.calibrate_machine import machine_fields
-    from octavo.runtime.calibrate import Measuring
-    from octavo.runtime.calibrate_record import calibrate
 
     said = 0.0
 
@@ -150,38 +154,68 @@ def calibrated(engine: Any, loaded: Any, options: argparse.Namespace) -> Any:
             said = share + 0.1
             print(f"  calibrating, {share:.0%}: {text}", file=sys.stderr, flush=True)
 
+    if here is None:
+        from octavo.runtime.calibrate_rounds import Rounds, calibrate_rounds
+
+        rounds = Rounds(
+            config=engine_options(vars_of(options), blocks_of(options)), seconds=options.calibrate,
+            processes=options.processes, clock="own" if options.own_time else "wall", threads=options.threads,
+        )  # fmt: skip
+        return calibrate_rounds(rounds, machine_fields(), tell)
+    from octavo.runtime.calibrate import Measuring
+    from octavo.runtime.calibrate_record import calibrate
+
     measuring = Measuring(seconds=options.calibrate, timer=time.process_time if options.own_time else time.perf_counter)
-    return calibrate(engine, loaded.config_json, machine_fields(), measuring, tell=tell)
+    return calibrate(here.engine, here.loaded.config_json, machine_fields(), measuring, tell=tell)
 
 
-def known_workloads(options: argparse.Namespace, loaded: Any) -> dict[str, Any]:
+def told_of(report: dict[str, Any]) -> dict[str, Any]:
+    print(f"  {report['name']}: {[round(span, 2) for span in report['span_s']]} s", file=sys.stderr, flush=True)
+    return report
+
+
+def known_workloads(options: argparse.Namespace, vocabulary: int) -> dict[str, Any]:
     path = find_file(options.file, Path(__file__).resolve().parent)
-    return read_workloads(path) if path is not None else drawn_workloads(loaded.config_json["vocab_size"])
+    return read_workloads(path) if path is not None else drawn_workloads(vocabulary)
 
 
-def timed_workloads(options: argparse.Namespace, loaded: Any, replica: Any) -> list[Any]:
+def timed_workloads(options: argparse.Namespace, replica: Any, calibration: Any, begun: float) -> list[Any]:
     """W1 to W4, all at once, and Poisson runs at shares of what the replica is predicted to do at most."""
     from prediction_runs import Timed, run_virtually
 
-    vocabulary = loaded.config_json["vocab_size"]
-    known = known_workloads(options, loaded)
+    vocabulary = calibration.model["vocab_size"]
+    known = known_workloads(options, vocabulary)
     unknown = [name for name in options.workloads if name not in known]
     if unknown:
         raise SystemExit(f"--workloads: {', '.join(unknown)} not there; there are {', '.join(known)}")
     chosen = [known[name].scaled(options.scale) for name in options.workloads]
     found = [Timed(one.name, one.jobs, (0.0,) * len(one.jobs)) for one in chosen]
     crowd = tuple(_job(Random(SEED + 1 + number), vocabulary, options.scale) for number in range(128))
+    spans = {one.name: run_virtually(replica, one).span_s for one in found}
     capacity = len(crowd) / run_virtually(replica, Timed("capacity", crowd, (0.0,) * len(crowd))).span_s
+    seconds = poisson_seconds(options, sum(spans.values()), begun)
     for load in options.loads:
         random = Random(round(1000 * load))
         moments: list[float] = []
         at = random.expovariate(load * capacity)
-        while at < options.seconds or len(moments) < 8:
+        while at < seconds or len(moments) < 8:
             moments.append(at)
             at += random.expovariate(load * capacity)
         jobs = tuple(_job(random, vocabulary, options.scale) for _ in moments)
         found.append(Timed(f"Poisson {load:.0%}", jobs, tuple(moments)))
     return found
+
+
+def poisson_seconds(options: argparse.Namespace, others_s: float, begun: float) -> float:
+    """Of arrivals of each run: what is left once all else has run as long as predicted, each in a new process."""
+    if not options.loads:
+        return options.seconds
+    tiered_s = others_s / 2 if options.tiered else 0.0
+    starts = len(options.loads) + len(options.workloads) + bool(options.tiered)
+    spent = time.monotonic() - begun + options.repeat * (others_s + tiered_s) + starts * _START_S
+    # The last arrivals take their time as well: about a quarter of what the whole run takes.
+    each = 0.75 * (options.within - spent) / (len(options.loads) * options.repeat)
+    return min(options.seconds, max(_LEAST_S, each))
 
 
 def _job(random: Random, vocabulary: int, scale: float) -> Job:
@@ -190,23 +224,27 @@ def _job(random: Random, vocabulary: int, scale: float) -> Job:
     return Job(prompt, max(2, round(random.randint(16, 256) * scale)))
 
 
-def tiered(options: argparse.Namespace, loaded: Any, replica: Any, calibration: Any, clock: Any) -> dict[str, Any]:
+def tiered(options: argparse.Namespace, replica: Any, calibration: Any, *, apart: bool) -> dict[str, Any]:
     """W2 in a pool for a share of it: who gives way is moved to the host, and back."""
     from dataclasses import replace
 
-    from prediction_runs import Timed, run_really
+    from prediction_runs import Timed
 
     from octavo.simulate.deploy import Lower
 
-    jobs = known_workloads(options, loaded)["W2"].scaled(options.scale).jobs
+    jobs = known_workloads(options, calibration.model["vocab_size"])["W2"].scaled(options.scale).jobs
     needs = [-(-job.positions // BLOCK_TOKENS) for job in jobs]
     blocks = max(max(needs) + 1, round(options.tiered * sum(needs)))
     host_bytes = sum(needs) * replica.layout.slab_bytes
-    small, _ = engine_of(options, blocks, host_bytes=host_bytes, preemption="offload")
     timed = Timed("W2 tiered", jobs, (0.0,) * len(jobs))
-    real = [run_really(small, timed, clock) for _ in range(options.repeat)]
-    small.close()
-    print(f"  {timed.name}: {[round(one.span_s, 2) for one in real]} s", file=sys.stderr, flush=True)
+    tiers: dict[str, Any] = {"host_bytes": host_bytes, "preemption": "offload"}
+    asked = vars_of(options)
+    if apart:
+        real = run_apart(asked, timed, options.repeat, blocks, **tiers)
+    else:
+        small, _ = engine_of(asked, blocks, **tiers)
+        real = run_here(asked, small, timed, options.repeat)
+        small.close()
     return report_of(timed, real, replace(replica, slabs=blocks), calibration, Lower(host_bytes=host_bytes))
 
 
@@ -240,58 +278,76 @@ def report_of(timed: Any, real: list[Any], replica: Any, calibration: Any, lower
     }
 
 
-def pooled_coverage(reports: list[dict[str, Any]]) -> dict[str, float]:
-    """Over all steps of all workloads."""
+def pooled_coverage(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Over all steps of all workloads, every step counting alike."""
+    import numpy as np
+
     if not reports:
-        return {"steps": 0, "inside": float("nan"), "median_width": float("nan")}
+        return {"steps": 0}
     count = sum(one["steps"]["steps"] for one in reports)
     inside = sum(one["steps"]["inside"] * one["steps"]["steps"] for one in reports) / count
     widths = sorted((one["steps"]["median_width"], one["steps"]["steps"]) for one in reports)
-    passed = 0
-    for width, steps in widths:
-        passed += steps
-        if 2 * passed >= count:
-            return {"steps": count, "inside": inside, "median_width": width}
-    return {"steps": count, "inside": inside, "median_width": widths[-1][0]}
+    passed = np.cumsum([steps for _, steps in widths])
+    width = widths[int(np.searchsorted(2 * passed, count))][0]
+    met = {"inside_met": COVERAGE[0] <= inside <= COVERAGE[1], "width_met": width < WIDTH}
+    return {"steps": count, "inside": inside, "median_width": width, **met}
 
 
 def print_fit(calibration: Any) -> None:
     errors, about = calibration.errors, calibration.about
     print(
-        f"calibration: {about['steps']} steps of {about['scenes']} scenes; steps left out are off by "
-        f"{errors['together_median']:.1%} in the middle, a repetition by {errors['noise_median']:.1%}"
+        f"calibration: {about['steps']} steps of {about['scenes']} scenes by {about.get('processes', 1)} processes; "
+        f"steps left out are off by {errors['together_median']:.1%} in the middle, a repetition by "
+        f"{errors['noise_median']:.1%}"
     )
+    if "inside_elsewhere" in errors:
+        print(
+            f"a process lies {errors['processes_apart']:.1%} from the others; intervals made without it hold "
+            f"{errors['inside_elsewhere']:.0%} of its steps, median width {errors['width_elsewhere']:.0%}"
+        )
     for term, seconds in zip(calibration.step.terms, calibration.step.seconds, strict=True):
         if seconds:
             print(f"  {1e6 * seconds:>12.4f} us  {term.name}")
 
 
 def print_table(reports: list[dict[str, Any]], pooled: dict[str, float]) -> None:
-    print(f"\n{'':12}" + "".join(f"{title:>30}" for title in TITLES.values()) + f"{'steps':>26}")
+    """One line for each figure of each workload, beside its goal."""
     print(
-        f"{'goal':12}" + "".join(f"{f'within {GOALS[name]:.0%}':>30}" for name in TITLES) + f"{'75% to 85% inside':>26}"
+        f"\n{'':14}{'':11}{'predicted':>10}{'measured':>10}{'off':>8}{'goal':>7}{'met':>5}{'interval':>20}{'holds':>7}"
     )
     for one in reports:
-        cells = [_cell(name, one["figures"][name]) for name in TITLES]
+        for name, title in TITLES.items():
+            print(f"{one['name'] if name == 'tokens_per_s' else '':14}{title:11}{_cells(name, one['figures'][name])}")
         steps = one["steps"]
-        last = f"{steps['inside']:.0%} of {steps['steps']}, width {steps['median_width']:.0%}"
-        print(f"{one['name']:12}" + "".join(f"{cell:>30}" for cell in cells) + f"{last:>26}")
-    print("predicted/measured, what it is off by; * outside the goal, ! measured outside the predicted interval")
-    if reports:
-        rows = [row for one in reports for row in one["figures"].values()]
-        met, inside = sum(row["met"] for row in rows), sum(row["inside"] for row in rows)
-        print(f"goals met: {met} of {len(rows)}; measured inside the predicted interval: {inside} of {len(rows)}")
-        low, high = COVERAGE
         print(
-            f"all {pooled['steps']} steps: {pooled['inside']:.1%} inside (goal {low:.0%} to {high:.0%}), median width "
-            f"{pooled['median_width']:.1%} (goal under {WIDTH:.0%})"
+            f"{'':14}{'steps':11}{steps['inside']:.0%} of {steps['steps']} inside, median width "
+            f"{steps['median_width']:.0%}; all together {steps['total']:+.1%}"
         )
+    if not reports:
+        return
+    rows = [row for one in reports for row in one["figures"].values()]
+    met, inside = sum(row["met"] for row in rows), sum(row["inside"] for row in rows)
+    low, high = COVERAGE
+    print(f"figures: {met} of {len(rows)} goals met; {inside} of {len(rows)} inside the predicted interval")
+    print(
+        f"all {pooled['steps']} steps: {pooled['inside']:.1%} inside, goal {low:.0%} to {high:.0%}: "
+        f"{_met(pooled['inside_met'])}; median width {pooled['median_width']:.1%}, goal under {WIDTH:.0%}: "
+        f"{_met(pooled['width_met'])}"
+    )
 
 
-def _cell(name: str, row: dict[str, Any]) -> str:
+def _cells(name: str, row: dict[str, Any]) -> str:
     unit = 1.0 if name == "tokens_per_s" else 1e3
-    marks = ("" if row["met"] else "*") + ("" if row["inside"] else "!")
-    return f"{row['predicted'] * unit:.4g}/{row['measured'] * unit:.4g} {row['off']:+.1%}{marks}"
+    low, high = (f"{unit * end:.4g}" for end in row["interval"])
+    words = "" if name == "tokens_per_s" else " ms"
+    return (
+        f"{unit * row['predicted']:>10.4g}{unit * row['measured']:>10.4g}{row['off']:>+8.1%}{GOALS[name]:>7.0%}"
+        f"{_met(row['met']):>5}{f'{low} to {high}{words}':>20}{_met(row['inside']):>7}"
+    )
+
+
+def _met(yes: bool) -> str:
+    return "yes" if yes else "NO"
 
 
 if __name__ == "__main__":

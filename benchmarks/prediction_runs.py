@@ -47,6 +47,19 @@ class Ran:
     span_s: float
     steps: list[tuple[StepShape, float]] = field(default_factory=list)
 
+    def told(self) -> list[object]:
+        """As JSON."""
+        steps = [(shape.starts.tolist(), shape.counts.tolist(), shape.sampled, took) for shape, took in self.steps]
+        return [self.figures, self.span_s, steps]
+
+    @classmethod
+    def of(cls, told: list[object]) -> Ran:
+        figures, span_s, steps = told
+        return cls(
+            figures, span_s,
+            [(StepShape.from_chunks(starts, counts, sampled), took) for starts, counts, sampled, took in steps],
+        )  # fmt: skip
+
 
 class Watching:
     """Between a core and its executor: remembers the shape of the last plan."""

@@ -16,7 +16,7 @@ from octavo.cost.design import Range, Scene, design
 from octavo.cost.fit import fit_seconds, nnls
 from octavo.cost.fitted import FittedCost
 from octavo.cost.laws import Law
-from octavo.cost.learn import Sample, learn
+from octavo.cost.learn import Sample, factors_at, learn, student
 from octavo.cost.step import StepShape, run_seconds
 from octavo.cost.terms import Sum, Term, quantities_of
 from octavo.cost.transfer import TransferLaw
@@ -137,6 +137,56 @@ def test_four_in_five_unseen_steps_lie_in_their_intervals_whatever_the_noise() -
                 inside.append(low <= took <= high)
         assert 0.73 < np.mean(inside) < 0.87
         assert np.median(widths) < 3.2 * noise + 0.03
+
+
+def of_processes(factors: list[float], noise: float, seed: int) -> list[Sample]:
+    """Each takes so many times as long, and measures some of the scenes."""
+    random = np.random.default_rng(seed)
+    made = []
+    for number, factor in enumerate(factors):
+        for sample in samples(noise, repeats=2, seed=seed):
+            if random.random() < 0.6:
+                slower = replace(sample, device_s=sample.device_s * factor, host_s=sample.host_s * factor)
+                made.append(replace(slower, process=number))
+    return made
+
+
+def test_intervals_hold_for_processes_that_nobody_has_measured() -> None:
+    spread, noise = 0.05, 0.01
+    factors = np.exp(spread * np.array([0.4, -1.2, 1.2, -0.4])).tolist()
+    everything = of_processes(factors, noise, seed=3)
+    random = np.random.default_rng(3)
+    inside = {}
+    for processes in (1, 4):
+        learned = learn([sample for sample in everything if sample.process < processes], [FULL])
+        assert ("inside_elsewhere" in learned.errors) == (processes == 4)
+        held = []
+        for sample in everything[::7]:
+            quantities = quantities_of(sample.shape, [FULL])
+            expected = learned.step.sum.of(quantities) + learned.host.sum.of(quantities)
+            low, high = factors_at(learned.knots, np.array([expected]))
+            took = TRUE.of(quantities) + HOST.of(quantities)
+            others = took * np.exp(spread * random.standard_normal(50) + noise * random.standard_normal(50))
+            held.append(float(((low * expected <= others) & (others <= high * expected)).mean()))
+        inside[processes] = float(np.mean(held))
+    assert inside[1] < 0.4, "one process knows nothing of others"
+    # Of so few the spread is not well known, and one in five times is a promise over all fours.
+    assert 0.78 < inside[4] < 0.97
+
+
+def test_what_few_processes_say_follows_students_law() -> None:
+    for freedom, tenth in ((1, 3.078), (3, 1.638), (30, 1.310)):
+        values = student(freedom, 2001)
+        assert values[1800] == pytest.approx(tenth, rel=0.01)
+        assert values[1000] == pytest.approx(0.0, abs=0.01)
+        assert (np.diff(values) > 0).all()
+
+
+def test_processes_that_do_not_differ_widen_no_interval() -> None:
+    alone = learn(samples(0.03), [FULL])
+    together = learn(of_processes([1.0] * 4, 0.03, seed=1), [FULL])
+    for one, four in zip(alone.knots, together.knots, strict=True):
+        assert four.high - four.low == pytest.approx(one.high - one.low, rel=0.3)
 
 
 @settings(max_examples=80, deadline=None)

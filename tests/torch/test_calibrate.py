@@ -22,9 +22,10 @@ from octavo.cost.fitted import FittedCost
 from octavo.cost.step import StepShape
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 from octavo.memory.check import is_empty
 from octavo.planner.asked import Asked
+from octavo.runtime import calibrate_rounds
 from octavo.runtime.calibrate import DECODE_STEPS, Measuring, Stage, measure_steps
 from octavo.runtime.calibrate_transfers import measure_transfers
 from octavo.scheduling.request import SamplingParams
@@ -79,7 +80,7 @@ def test_an_engine_serves_as_before_once_it_has_been_measured(model: Path) -> No
 
     engine = engine_of(model)
     before, limits, executor = answer(engine), engine.core.scheduler.limits, engine.core.executor
-    assert measure_steps(engine, Measuring(seconds=0.5))
+    assert measure_steps(engine, Measuring(seconds=0.5))[0]
     assert is_empty(engine.core.scheduler.cache)
     assert engine.core.scheduler.limits is limits
     assert engine.core.executor is executor
@@ -93,7 +94,7 @@ def test_windows_and_recurrent_state_are_measured_too(name: str, tmp_path: Path)
     config = tiny_config(name) if name == "gemma3_text" else recurrent_config(name)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     engine = engine_of(tmp_path, max_model_len=100)
-    samples = measure_steps(engine, Measuring(seconds=1.5))
+    samples, _ = measure_steps(engine, Measuring(seconds=1.5))
     assert len({sample.scene for sample in samples}) > 5
     assert is_empty(engine.core.scheduler.cache)
     engine.close()
@@ -123,8 +124,8 @@ def test_transfers_between_arenas_and_a_disk_have_a_law_each(model: Path, tmp_pa
 @pytest.fixture(scope="module")
 def calibration(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("file") / "c.json"
-    code = run(["calibrate", str(model), "-o", str(path), "--budget", "4", "--skip-tokenizer-init", "-q", *FLAGS])
-    assert code == 0
+    flags = ["--budget", "3", "--processes", "2", "--skip-tokenizer-init", "-q", *FLAGS]
+    assert run(["calibrate", str(model), "-o", str(path), *flags]) == 0
     return path
 
 
@@ -135,6 +136,8 @@ def test_a_model_is_calibrated_into_a_file_and_simulated_from_it(
     assert told.model["layers"] == 2
     assert told.machine["cores"] == machine_fields()["cores"]
     assert told.engine["slabs"] == 200
+    assert told.about["processes"] == 2
+    assert told.errors["processes_apart"] >= 0
     cost = FittedCost(told)
     shape = StepShape.decode([50] * 8)
     assert 1e-5 < cost.step_seconds(shape) < 10
@@ -196,10 +199,43 @@ def test_a_cost_that_is_none_is_refused(cost: str, capsys: pytest.CaptureFixture
 
 def test_the_order_and_number_of_scenes_do_not_change_what_a_scene_is(model: Path) -> None:
     engine = engine_of(model)
-    samples = measure_steps(engine, Measuring(seconds=1.5, max_batch=4, max_context=64, seed=3))
+    samples, _ = measure_steps(engine, Measuring(seconds=1.5, max_batch=4, max_context=64, seed=3))
     shapes: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for sample in samples:
         assert shapes.setdefault((sample.scene, sample.step), as_pairs(sample.shape)) == as_pairs(sample.shape)
     assert max(sample.shape.chunks for sample in samples) <= 5
     assert np.array([sample.shape.tokens for sample in samples]).max() <= 64 + 4
     engine.close()
+
+
+def test_a_process_goes_on_where_the_one_before_has_stopped(model: Path) -> None:
+    engine = engine_of(model)
+    before, spent = measure_steps(engine, Measuring(seconds=0.3))
+    played = {number for number, seconds in enumerate(spent) if seconds > 1e-6}
+    assert played == {sample.scene for sample in before}
+    everything = [seconds if seconds > 1e-6 else 0.0 for seconds in spent]
+    everything[0] = everything[-1] = 100.0
+    after, later = measure_steps(engine, Measuring(seconds=0.3), spent=everything)
+    assert {0, len(spent) - 1}.isdisjoint(sample.scene for sample in after), "they have had their time"
+    assert all(now >= was for now, was in zip(later, everything, strict=True))
+    engine.close()
+
+
+def test_what_a_measuring_process_refuses_is_said_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "c.json")
+    (tmp_path / "model").mkdir()
+    assert run(["calibrate", str(tmp_path / "model"), "-o", out, "-q"]) == 2
+    assert "config.json" in capsys.readouterr().err
+    assert run(["calibrate", "-o", out, "--processes", "0"]) == 2
+    assert "processes=0" in capsys.readouterr().err
+    assert run(["calibrate", "-o", out, "--budget", "nan"]) == 2
+    assert "budget=nan" in capsys.readouterr().err
+    assert not Path(out).exists()
+
+
+def test_a_measuring_process_that_dies_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_rounds.sys, "executable", "/bin/false")
+    with pytest.raises(OctavoError, match="status 1 and measured nothing"):
+        calibrate_rounds.calibrate_rounds(calibrate_rounds.Rounds(config={}, seconds=1.0), {})

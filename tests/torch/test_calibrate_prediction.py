@@ -13,6 +13,7 @@ from checkpoints import tiny_llama
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import prediction
+from prediction_engine import run_apart
 from prediction_runs import Timed, run_virtually, step_coverage
 from workloads import Job
 
@@ -28,9 +29,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Pa
     folder = tmp_path_factory.mktemp("prediction")
     model = tiny_llama(folder / "model", max_position_embeddings=512)
     kept = folder / "c.json"
-    flags = ["--model", str(model), "--calibrate", "3", "--workloads", "W1,W2", "--scale", "0.05", "--loads", "0.5",
-             "--seconds", "0.2", "--max-model-len", "400", "--kv-tokens", "4000", "--max-num-seqs", "8",
-             "--max-num-batched-tokens", "64", "--keep", str(kept), "none.json"]  # fmt: skip
+    flags = ["--model", str(model), "--processes", "1", "--calibrate", "3", "--workloads", "W1,W2", "--loads", "0.5",
+             "--scale", "0.05", "--seconds", "0.2", "--max-model-len", "400", "--kv-tokens", "4000",
+             "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--keep", str(kept), "none.json"]  # fmt: skip
     out: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(prediction, "find_file", lambda *_: None)
@@ -82,3 +83,14 @@ def test_what_was_not_measured_is_announced(ran: tuple[dict[str, object], Path])
     assert beyond(calibration, calibrated_replica(calibration, Asked())) == []
     wider = calibrated_replica(calibration, Asked(max_num_batched_tokens=512))
     assert any("512 are allowed" in note for note in beyond(calibration, wider))
+
+
+def test_a_workload_runs_the_same_in_a_process_of_its_own(ran: tuple[dict[str, object], Path]) -> None:
+    asked = {"model": str(ran[1].parent / "model"), "dtype": "float32", "max_model_len": 400, "max_num_seqs": 8,
+             "max_num_batched_tokens": 64, "threads": 1, "own_time": True}  # fmt: skip
+    timed = Timed("two", (Job(tuple(range(3, 13)), 4), Job((5, 6), 3)), (0.0, 0.0))
+    (apart,) = run_apart(asked, timed, 1, 100)
+    assert [shape.counts.tolist() for shape, _ in apart.steps] == [[10, 2], [1, 1], [1, 1], [1]]
+    assert apart.figures["tokens_per_s"] == pytest.approx(7 / apart.span_s)
+    with pytest.raises(SystemExit, match="two: its process ended with status"):
+        run_apart(asked | {"model": str(ran[1])}, timed, 1, 100)

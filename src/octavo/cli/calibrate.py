@@ -22,7 +22,7 @@ from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.cost.calibration import Calibration
-    from octavo.runtime.calibrate import Tell
+    from octavo.runtime.calibrate_rounds import Tell
 
 PANEL = "Calibration"
 
@@ -32,7 +32,13 @@ def _text(help_text: str, *flags: str, metavar: str) -> Any:
 
 
 Out = Annotated[str, _text("the file to write", "--output", "-o", metavar="<file>")]
-Budget = Annotated[float, typer.Option(help="seconds of measuring", rich_help_panel=PANEL)]
+Budget = Annotated[float, typer.Option(help="seconds of measuring, of all processes together", rich_help_panel=PANEL)]
+Processes = Annotated[
+    int,
+    typer.Option(
+        help="processes that measure in turn: intervals hold what differs between them", rich_help_panel=PANEL
+    ),
+]
 Batch = Annotated[int | None, _text("sequences in a step at most; 64 or the engine's own limit", metavar="<int>")]
 Context = Annotated[int | None, _text("longest context; 4096 or the engine's own limit", metavar="<int>")]
 Temperature = Annotated[float, typer.Option(help="of sampling: 0 is greedy", rich_help_panel=PANEL)]
@@ -51,6 +57,7 @@ def calibrate(  # noqa: PLR0913 - one for each flag
     *,
     output: Out = "calibration.json",
     budget: Budget = 120.0,
+    processes: Processes = 4,
     max_batch: Batch = None,
     max_context: Context = None,
     temperature: Temperature = 0.0,
@@ -73,17 +80,21 @@ def calibrate(  # noqa: PLR0913 - one for each flag
     path = Path(output)
     if not path.absolute().parent.is_dir():
         raise ConfigError("output", output, "its directory does not exist")
-    from octavo.runtime.calibrate import Measuring
+    from octavo.cli.calibrate_machine import machine_fields
+    from octavo.runtime.calibrate_rounds import Rounds, calibrate_rounds
 
-    measuring = Measuring(
+    rounds = Rounds(
+        config=config.as_kwargs(),
         seconds=budget,
+        processes=processes,
         max_batch=64 if max_batch is None else max_batch,
         max_context=4096 if max_context is None else max_context,
         temperature=temperature,
         seed=design_seed,
+        disk=measure_disk,
     )
     with _bar(shown=not quiet and sys.stderr.isatty()) as tell:
-        done = _calibrated(config, measuring, None if measure_disk is None else Path(measure_disk), tell)
+        done = calibrate_rounds(rounds, machine_fields(), tell)
     from octavo.cost.calibration import written
 
     try:
@@ -97,34 +108,14 @@ def calibrate(  # noqa: PLR0913 - one for each flag
             write_line(line)
 
 
-def _calibrated(config: Config, measuring: Any, disk: Path | None, tell: Tell) -> Calibration:
-    from octavo.cli.calibrate_machine import machine_fields
-    from octavo.engine.build import engine_for
-    from octavo.models.load import load_checkpoint
-    from octavo.runtime.calibrate_record import calibrate as measure
-    from octavo.runtime.device import resolve_device
-
-    device = resolve_device(config.engine.device)
-    asked = config.model
-    loaded = load_checkpoint(
-        asked.model, revision=asked.revision, dtype=asked.dtype, device=device, max_model_len=asked.max_model_len,
-        tokenizer=asked.tokenizer, skip_tokenizer_init=asked.skip_tokenizer_init,
-        progress=lambda stage, share: tell(0.0, stage),
-    )  # fmt: skip
-    engine = engine_for(config, loaded, device)
-    try:
-        return measure(engine, loaded.config_json, machine_fields(), measuring, disk_path=disk, tell=tell)
-    finally:
-        engine.close()
-
-
 def summary(done: Calibration, output: str) -> list[str]:
     """What a person wants to know of a calibration."""
     about, errors = done.about, done.errors
     measured = (
         f"{done.model_name} on {done.machine['cpu']}, {done.machine['cores']} cores: {about['steps']:,} steps of "
-        f"{about['scenes']} scenes in {about['seconds']:g} s, up to {about['most_chunks']} sequences, "
-        f"{about['most_tokens']:,} tokens and {about['most_context_tokens']:,} positions read in a step"
+        f"{about['scenes']} scenes in {about['seconds']:g} s of {about['processes']} processes, "
+        f"up to {about['most_chunks']} sequences, {about['most_tokens']:,} tokens and "
+        f"{about['most_context_tokens']:,} positions read in a step"
     )
     fitted = (
         f"error on steps left out: median {errors['together_median']:.1%} of host and device together, device "
@@ -134,6 +125,7 @@ def summary(done: Calibration, output: str) -> list[str]:
     lines = [
         measured,
         fitted,
+        *_between(errors),
         "",
         "microseconds of the device in a step",
         *_terms(done.step),
@@ -146,6 +138,19 @@ def summary(done: Calibration, output: str) -> list[str]:
     for route, law in done.transfers.items():
         lines.append(f"{route}: {law.bytes_per_s / 1e9:.2f} GB/s and {1e6 * law.latency_s:.0f} us each time")
     return [*lines, "", f"written: {output}; use it by octavo simulate --cost fitted:{output}"]
+
+
+def _between(errors: Any) -> list[str]:
+    """What differs between processes, and whether intervals hold it."""
+    if "processes_apart" not in errors:
+        return ["one process: what differs between processes is in no interval"]
+    found = f"a process lies {errors['processes_apart']:.1%} from what the others let expect"
+    if "inside_elsewhere" in errors:
+        found += (
+            f"; intervals of the others hold {errors['inside_elsewhere']:.0%} of its steps "
+            f"(median width {errors['width_elsewhere']:.0%})"
+        )
+    return [found]
 
 
 def _terms(total: Any) -> list[str]:

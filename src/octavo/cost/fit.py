@@ -112,7 +112,12 @@ def require_points(rows: Sequence[Mapping[str, Any]], seconds: Float64) -> None:
 def folds(scenes: Int64) -> Int64:
     """A fold for each point: scenes are dealt out in turn, whatever their numbers are."""
     _, places = np.unique(scenes, return_inverse=True)
-    return np.asarray(places, dtype=np.int64) * 7919 % 104_729 % FOLDS
+    return fold_of(np.asarray(places, dtype=np.int64))
+
+
+def fold_of(scenes: Int64) -> Int64:
+    """By number alone: the same scene is in the same fold, whatever else was measured beside it."""
+    return scenes * 7919 % 104_729 % FOLDS
 
 
 _Tried = tuple[float, Float64, tuple[Term, ...]]
@@ -130,6 +135,22 @@ def _cross_validated(
     left_out = np.maximum(left_out, 1e-3 * seconds)
     # The logarithm counts twice too long and half as long alike.
     return float(np.abs(np.log(left_out / seconds)).mean()), left_out, terms
+
+
+_Rows = Sequence[Mapping[str, Any]]
+
+
+def predicted(terms: Sequence[Term], seen: tuple[_Rows, Float64, Int64], asked: tuple[_Rows, Int64]) -> Float64:
+    """Seconds of the rows `asked`, by laws with these terms of what was `seen`, each without the scenes of its fold."""
+    total = Sum(tuple(terms), (0.0,) * len(terms))
+    rows, seconds, scenes = seen
+    known, wanted = total.matrix(rows), total.matrix(asked[0])
+    known_fold, wanted_fold = fold_of(scenes), fold_of(asked[1])
+    found = np.empty(len(wanted))
+    for one in np.unique(wanted_fold):
+        kept = known_fold != one if (known_fold != one).any() else known_fold == one
+        found[wanted_fold == one] = wanted[wanted_fold == one] @ _relative(known[kept], seconds[kept])
+    return found
 
 
 def _relative(matrix: Float64, seconds: Float64) -> Float64:

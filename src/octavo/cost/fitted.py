@@ -15,6 +15,7 @@ import numpy as np
 
 from octavo.cost.calibration import Calibration, read_calibration
 from octavo.cost.laws import Law
+from octavo.cost.learn import factors_at
 from octavo.cost.step import Float64, StepShape
 from octavo.cost.terms import laws_in, quantities_of, quantities_of_run
 from octavo.cost.transfer import TransferLaw
@@ -52,12 +53,8 @@ class FittedCost:
     def step_interval(self, shape: StepShape) -> tuple[float, float]:
         """Seconds, of host and device together, between which four in five steps of this shape end."""
         seconds = self.step_seconds(shape) + self.host_seconds(shape)
-        knots = self.calibration.knots
-        at = np.log([max(knot.seconds, 1e-12) for knot in knots])
-        here = np.log(max(seconds, 1e-12))
-        low = float(np.interp(here, at, [knot.low for knot in knots]))
-        high = float(np.interp(here, at, [knot.high for knot in knots]))
-        return seconds * low, seconds * high
+        low, high = factors_at(self.calibration.knots, np.array([seconds]))
+        return seconds * float(low[0]), seconds * float(high[0])
 
     def transfer(self, route: str) -> TransferLaw:
         """The law of `demote`, `promote`, `store` or `load`."""

@@ -1,7 +1,9 @@
 """From measured steps to a calibration: the two fits, and how far single steps and kinds of steps lie from them.
 
 Owns what is made of the measurements: of each shape the trimmed mean of its repetitions is fitted; intervals are
-quantiles of single steps over what a fit that had not seen their scene says. Measures nothing.
+quantiles of single steps over what a fit says that had not seen their scene, nor, where several processes measured,
+any step of their process: the same work takes one process longer than the next, and a prediction is of a process that
+nobody has measured. Measures nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from octavo.cost.calibration import Knot
-from octavo.cost.fit import Fit, fit_plain, fit_seconds
+from octavo.cost.fit import Fit, fit_plain, fit_seconds, predicted
 from octavo.cost.laws import Law
 from octavo.cost.step import Float64, StepShape
-from octavo.cost.terms import STEP, quantities_of
+from octavo.cost.terms import STEP, Term, quantities_of
 from octavo.memory.values import Int64
 
 LOW, HIGH = 0.1, 0.9
@@ -24,6 +26,8 @@ _TRIM = 0.2
 _MOST_KNOTS = 4
 _LEAST_IN_A_KNOT = 60
 _LEAST_POINTS_IN_A_KNOT = 20
+_FACTORS = 15
+"""That stand for the law of what a process is off by."""
 _HOST = (STEP, "chunks", "tokens", "sampled", "long")
 
 
@@ -37,6 +41,8 @@ class Sample:
     shape: StepShape
     device_s: float
     host_s: float
+    process: int = 0
+    """Which of several processes measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +66,153 @@ class _Points:
     """Host and device of every repetition."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unseen:
+    """Steps beside what was expected of them by a fit that had seen neither their scene nor their process."""
+
+    together: Float64
+    """Of each point: its mean over what was expected."""
+    seconds: Float64
+    """Of each step: what was expected."""
+    singly: Float64
+    """Of each step: its time over that."""
+    weights: Float64
+    """Every point counts alike."""
+
+    @classmethod
+    def of(cls, points: _Points, expected: Float64) -> _Unseen:
+        repeats = np.array([len(each) for each in points.singly])
+        singly = np.concatenate([each / seconds for each, seconds in zip(points.singly, expected, strict=True)])
+        means = (points.device + points.host) / expected
+        return cls(means, np.repeat(expected, repeats), singly, np.repeat(1 / repeats, repeats))
+
+    def times(self, factors: Float64, shrunk: float) -> _Unseen:
+        """The same had their process been off by each of these factors, instead of by `shrunk`."""
+        return _Unseen(
+            np.outer(self.together / shrunk, factors).ravel(),
+            np.repeat(self.seconds, len(factors)),
+            np.outer(self.singly / shrunk, factors).ravel(),
+            np.repeat(self.weights / len(factors), len(factors)),
+        )
+
+    def knots(self) -> tuple[Knot, ...]:
+        return knots_of(self.seconds, self.singly, self.weights)
+
+
 def learn(samples: Sequence[Sample], laws: Sequence[Law]) -> Learned:
     """Raises `ConfigError` where there are too few steps to fit."""
     points = _points(samples, laws)
     step = fit_seconds(points.rows, points.device, points.scenes, laws)
     host = fit_plain(points.rows, points.host, points.scenes, _HOST)
     expected = step.left_out + host.left_out
-    together = (points.device + points.host) / expected
-    singly = np.concatenate([each / seconds for each, seconds in zip(points.singly, expected, strict=True)])
-    repeats = np.array([len(each) for each in points.singly])
-    seconds, weights = np.repeat(expected, repeats), np.repeat(1 / repeats, repeats)
+    by_process = {
+        number: _points([sample for sample in samples if sample.process == number], laws)
+        for number in sorted({sample.process for sample in samples})
+    }
+    terms = (step.sum.terms, host.sum.terms)
+    unseen = _Unseen.of(points, expected) if len(by_process) == 1 else _across(samples, by_process, laws, terms)
     errors = {
         "step_median": step.error,
         "step_p90": float(np.quantile(np.abs(step.left_out / points.device - 1), 0.9)),
         "host_median": host.error,
-        "together_median": float(np.median(np.abs(together - 1))),
-        "noise_median": _noise(points.singly),
+        "together_median": float(np.median(np.abs((points.device + points.host) / expected - 1))),
+        "noise_median": float(np.median(np.concatenate([_noise(each.singly) for each in by_process.values()]))),
     }
-    run = (float(np.quantile(together, LOW)), float(np.quantile(together, HIGH)))
-    return Learned(step, host, knots_of(seconds, singly, weights), run, errors)
+    if len(by_process) > 1:
+        errors |= _between(samples, by_process, laws, terms)
+    run = (float(np.quantile(unseen.together, LOW)), float(np.quantile(unseen.together, HIGH)))
+    return Learned(step, host, unseen.knots(), run, errors)
+
+
+_Terms = tuple[Sequence[Term], Sequence[Term]]
+"""Of the device's law and of the host's."""
+
+
+def _across(
+    samples: Sequence[Sample], by_process: Mapping[int, _Points], laws: Sequence[Law], terms: _Terms
+) -> _Unseen:
+    """Every process beside what the others let expect of it."""
+    parts = []
+    for number, mine in by_process.items():
+        others = _points([sample for sample in samples if sample.process != number], laws)
+        parts.append(_Unseen.of(mine, _elsewhere(others, mine, terms)))
+    return _of_another_process(parts)
+
+
+def _of_another_process(parts: Sequence[_Unseen]) -> _Unseen:
+    """Steps of a process that nobody has measured: those of all, as far off as processes are from each other.
+
+    Few processes say little of how far: the factor of the next one follows Student's law, not the few that were seen.
+    """
+    many = len(parts)
+    logs = [np.log(part.together) for part in parts]
+    # What a process is off by, beside the mean of all: the others' mean lacks it, and is so much further away.
+    off = np.array([float(np.median(each)) for each in logs]) * (many - 1) / many
+    # Of that so much is chance, since a process measured few scenes.
+    chance = float(np.mean([np.pi / 2 * np.var(each) / len(each) for each in logs]))
+    variance = max(0.0, float((off**2).sum()) / (many - 1) - chance)
+    true = variance / (variance + chance) if variance else 0.0
+    factors = np.exp(np.sqrt(variance * (1 + 1 / many)) * student(many - 1, _FACTORS))
+    changed = [
+        part.times(factors, float(np.exp(true * each * many / (many - 1))))
+        for part, each in zip(parts, off, strict=True)
+    ]
+    names = ("together", "seconds", "singly", "weights")
+    return _Unseen(*(np.concatenate([getattr(part, name) for part in changed]) for name in names))
+
+
+def student(freedom: int, count: int) -> Float64:
+    """So many values that stand for equal shares of Student's law with this many degrees of freedom."""
+    # Over the angle whose tangent is t / sqrt(freedom), the density is a power of its cosine.
+    angle = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
+    reached = np.cumsum(np.maximum(np.cos(angle), 0.0) ** (freedom - 1))
+    shares = (np.arange(count) + 0.5) / count
+    values: Float64 = np.sqrt(freedom) * np.tan(np.interp(shares, reached / reached[-1], angle))
+    return values
+
+
+def _elsewhere(others: _Points, mine: _Points, terms: _Terms) -> Float64:
+    """What a law of other processes says of my points, each of a scene that it has not seen."""
+    device = predicted(terms[0], (others.rows, others.device, others.scenes), (mine.rows, mine.scenes))
+    host = predicted(terms[1], (others.rows, others.host, others.scenes), (mine.rows, mine.scenes))
+    total: Float64 = np.maximum(device + host, 1e-3 * (mine.device + mine.host))
+    return total
+
+
+def _between(
+    samples: Sequence[Sample], by_process: Mapping[int, _Points], laws: Sequence[Law], terms: _Terms
+) -> dict[str, float]:
+    """How far whole processes lie apart, and how often intervals of all but one hold in that one.
+
+    The bounds of prices are those of all processes; the prices, and the intervals, are of the others alone.
+    """
+    offs, inside, widths = [], [], []
+    for number, mine in by_process.items():
+        others = [sample for sample in samples if sample.process != number]
+        theirs = {other: points for other, points in by_process.items() if other != number}
+        pooled = _points(others, laws)
+        expected = _elsewhere(pooled, mine, terms)
+        found = _Unseen.of(mine, expected)
+        offs.append(abs(float(np.median(found.together)) - 1))
+        if len(theirs) > 1:
+            knots = _across(others, theirs, laws, terms).knots()
+            low, high = factors_at(knots, found.seconds)
+            held = (low <= found.singly) & (found.singly <= high)
+            inside.append(float(np.average(held, weights=found.weights)))
+            widths.append(float(np.median(high - low)))
+    told = {"processes_apart": float(np.mean(offs))}
+    if inside:
+        told |= {"inside_elsewhere": float(np.mean(inside)), "width_elsewhere": float(np.median(widths))}
+    return told
+
+
+def factors_at(knots: Sequence[Knot], seconds: Float64) -> tuple[Float64, Float64]:
+    """Between how many times their prediction four in five steps of so many predicted seconds end."""
+    at = np.log([max(knot.seconds, 1e-12) for knot in knots])
+    here = np.log(np.maximum(seconds, 1e-12))
+    low: Float64 = np.interp(here, at, [knot.low for knot in knots])
+    high: Float64 = np.interp(here, at, [knot.high for knot in knots])
+    return low, high
 
 
 def knots_of(seconds: Float64, ratios: Float64, weights: Float64) -> tuple[Knot, ...]:
@@ -105,17 +239,23 @@ def weighted_quantile(values: Float64, weights: Float64, share: float) -> float:
 
 
 def _points(samples: Sequence[Sample], laws: Sequence[Law]) -> _Points:
-    together: dict[tuple[int, int], list[Sample]] = {}
+    """Of each shape the mean of its processes; of each process the trimmed mean of its repetitions."""
+    together: dict[tuple[int, int], dict[int, list[Sample]]] = {}
     for sample in samples:
-        together.setdefault((sample.scene, sample.step), []).append(sample)
+        together.setdefault((sample.scene, sample.step), {}).setdefault(sample.process, []).append(sample)
     keys = sorted(together)
+    shapes = [next(iter(together[key].values()))[0].shape for key in keys]
     return _Points(
-        rows=[quantities_of(together[key][0].shape, laws) for key in keys],
+        rows=[quantities_of(shape, laws) for shape in shapes],
         scenes=np.array([scene for scene, _ in keys], dtype=np.int64),
-        device=np.array([trimmed_mean([sample.device_s for sample in together[key]]) for key in keys]),
-        host=np.array([trimmed_mean([sample.host_s for sample in together[key]]) for key in keys]),
-        singly=[np.array([sample.device_s + sample.host_s for sample in together[key]]) for key in keys],
+        device=np.array([_mean([[one.device_s for one in own] for own in together[key].values()]) for key in keys]),
+        host=np.array([_mean([[one.host_s for one in own] for own in together[key].values()]) for key in keys]),
+        singly=[np.array([one.device_s + one.host_s for own in together[key].values() for one in own]) for key in keys],
     )
+
+
+def _mean(processes: Sequence[Sequence[float]]) -> float:
+    return float(np.mean([trimmed_mean(own) for own in processes]))
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -126,7 +266,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
     return float(kept.mean())
 
 
-def _noise(singly: Sequence[Float64]) -> float:
-    """How far a repetition lies from the others of its shape, in the middle."""
+def _noise(singly: Sequence[Float64]) -> Float64:
+    """How far repetitions of one process lie from the others of their shape; nothing where none was repeated."""
     several = [np.abs(each / np.median(each) - 1) for each in singly if len(each) > 1]
-    return float(np.median(np.concatenate(several))) if several else 0.0
+    return np.concatenate(several) if several else np.zeros(1)

@@ -31,6 +31,8 @@ DECODE_STEPS = 3
 """Timed in each scene in which all decode."""
 _MOST_PRETENDED = 64
 _OUTPUT = 12
+_UNPLAYED = 1e-9
+"""Seconds: scenes that have had less have not been played."""
 _POOL_SHARE = 0.8
 """Of the pool that a scene may fill: admission keeps room for what is promised."""
 
@@ -206,24 +208,34 @@ class Stage:
         return Sample(number, step, self.probe.shape, ended.execute_s, max(took - ended.execute_s, 1e-7))
 
 
-def measure_steps(engine: Engine, measuring: Measuring, tell: Tell = lambda share, text: None) -> list[Sample]:
-    """Play every scene of the design, then again those that have had the least time, until the time is over."""
+def measure_steps(
+    engine: Engine,
+    measuring: Measuring,
+    tell: Tell = lambda share, text: None,
+    spent: Sequence[float] | None = None,
+) -> tuple[list[Sample], list[float]]:
+    """Play every scene of the design, then again those that have had the least time, until the time is over.
+
+    Returns the steps, and the seconds that each scene has had: another process goes on from there when given them.
+    """
     stage = Stage(engine, measuring)
     try:
         scenes = design(stage.range(), measuring.seed)
         # Turns go by the time a scene has had, first ones by chance: short ones come often, between long ones.
-        spent = np.random.default_rng(measuring.seed).random(len(scenes)) * 1e-9
+        had = np.random.default_rng(measuring.seed).random(len(scenes)) * _UNPLAYED
+        if spent is not None and len(spent) == len(scenes):
+            had = np.array(spent, dtype=np.float64)
         samples: list[Sample] = []
         stage.play(scenes[0], 0)  # caches, allocators and thread pools warm up
         begun = now = time.monotonic()
         while now - begun < measuring.seconds:
-            number = int(spent.argmin())
-            played = int(np.count_nonzero(spent > 1e-9))
+            number = int(had.argmin())
+            played = int(np.count_nonzero(had > _UNPLAYED))
             share = (now - begun) / measuring.seconds
             tell(share, f"{len(samples)} steps, {played} of {len(scenes)} scenes")
             samples += stage.play(scenes[number], number)
-            spent[number] += time.monotonic() - now
+            had[number] += time.monotonic() - now
             now = time.monotonic()
-        return samples
+        return samples, had.tolist()
     finally:
         stage.close()

@@ -14,10 +14,10 @@ import torch
 from octavo import __version__
 from octavo.cost.calibration import Calibration, model_fields
 from octavo.cost.laws import laws_of
-from octavo.cost.learn import learn
 from octavo.engine.engine import Engine
 from octavo.errors import ConfigError
 from octavo.runtime.calibrate import Measuring, Tell, measure_steps
+from octavo.runtime.calibrate_rounds import calibration_from
 from octavo.runtime.calibrate_transfers import measure_transfers
 
 _TRANSFERS_SHARE = 0.95
@@ -33,41 +33,36 @@ def calibrate(
     disk_path: Path | None = None,
     tell: Tell = lambda share, text: None,
 ) -> Calibration:
-    """Measure `engine`, which serves the model of `config_json`. Raises `ConfigError`."""
+    """Measure `engine`, which serves the model of `config_json`, in this process alone. Raises `ConfigError`."""
+    description = described(engine, config_json, measuring)
+    samples, _ = measure_steps(engine, measuring, lambda share, text: tell(_TRANSFERS_SHARE * share, text))
+    tell(_TRANSFERS_SHARE, "transfers between tiers")
+    transfers = measure_transfers(engine.deployment.layout, str(_device(engine)), disk_path)
+    tell(_TRANSFERS_SHARE, "fit")
+    about = {"seconds": measuring.seconds, "seed": measuring.seed, "processes": 1}
+    made = calibration_from(samples, description, machine, transfers, about)
+    tell(1.0, "done")
+    return made
+
+
+def described(engine: Engine, config_json: Mapping[str, Any], measuring: Measuring) -> dict[str, Any]:
+    """What a calibration is of, as JSON: the model, the engine's options, and by which laws steps are counted."""
     deployment = engine.deployment
     if deployment is None:
         raise ConfigError("engine", engine.model_name, "has no deployment to describe; build it by build_engine")
-    laws = laws_of(deployment.geometry)
-    samples = measure_steps(engine, measuring, lambda share, text: tell(_TRANSFERS_SHARE * share, text))
-    tell(_TRANSFERS_SHARE, "transfers between tiers")
-    device = engine.core.executor.arena.device if hasattr(engine.core.executor, "arena") else torch.device("cpu")
-    transfers = measure_transfers(deployment.layout, str(device), disk_path)
-    tell(_TRANSFERS_SHARE, "fit")
-    learned = learn(samples, laws)
-    tell(1.0, "done")
-    shapes = [sample.shape for sample in samples]
-    return Calibration(
-        model_name=engine.model_name,
-        model=model_fields(deployment.geometry),
-        config=dict(config_json),
-        machine=dict(machine) | {"device": device_name(device), "threads": torch.get_num_threads()},
-        engine=engine_fields(engine, measuring),
-        step=learned.step.sum,
-        host=learned.host.sum,
-        knots=learned.knots,
-        run_interval=learned.run_interval,
-        transfers=transfers,
-        errors=learned.errors,
-        about={
-            "steps": len(samples),
-            "scenes": len({sample.scene for sample in samples}),
-            "most_chunks": max(shape.chunks for shape in shapes),
-            "most_tokens": max(shape.tokens for shape in shapes),
-            "most_context_tokens": max(shape.context_tokens for shape in shapes),
-            "seconds": measuring.seconds,
-            "seed": measuring.seed,
-        },
-    )
+    return {
+        "model_name": engine.model_name,
+        "model": model_fields(deployment.geometry),
+        "config": dict(config_json),
+        "machine": {"device": device_name(_device(engine)), "threads": torch.get_num_threads()},
+        "engine": engine_fields(engine, measuring),
+        "laws": [[law.kind, law.reach] for law in laws_of(deployment.geometry)],
+    }
+
+
+def _device(engine: Engine) -> torch.device:
+    executor = engine.core.executor
+    return executor.arena.device if hasattr(executor, "arena") else torch.device("cpu")
 
 
 def engine_fields(engine: Engine, measuring: Measuring) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""The engine that predictions are held against, in this process or in one of its own for each workload.
+
+Owns how it is built, and the way into another process and back: one JSON object on its standard input, one line of
+JSON on its standard output. A process of its own is what a prediction is of: what differs between processes is in its
+interval, so that many processes must be asked whether it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from prediction_runs import OwnClock, Ran, Timed, WallClock, run_really
+from workloads import Job
+
+BLOCK_TOKENS = 16
+WARM_UP = Timed("warm-up", (Job(tuple(range(3, 30)), 4),), (0.0,))
+
+
+def engine_options(asked: dict[str, Any], blocks: int, **more: Any) -> dict[str, Any]:
+    """Options of octavo's engine, flat."""
+    return {
+        "model": asked["model"],
+        "dtype": asked["dtype"],
+        "skip_tokenizer_init": True,
+        "max_model_len": asked["max_model_len"],
+        "num_gpu_blocks_override": blocks,
+        "block_size": BLOCK_TOKENS,
+        "max_num_seqs": asked["max_num_seqs"],
+        "max_num_batched_tokens": asked["max_num_batched_tokens"],
+        "reuse": "none",
+        "device": "cpu",
+        **more,
+    }
+
+
+def engine_of(asked: dict[str, Any], blocks: int, **more: Any) -> Any:
+    """An engine and the model that was loaded for it: layers may be fused for one engine only."""
+    import torch
+    from transformers.utils import logging
+
+    from octavo.config import Config
+    from octavo.engine.build import engine_for
+    from octavo.models.load import load_checkpoint
+
+    logging.set_verbosity_error()
+    if asked["threads"] is not None:
+        torch.set_num_threads(asked["threads"])
+    loaded = load_checkpoint(asked["model"], dtype=asked["dtype"], skip_tokenizer_init=True)
+    config = Config.from_kwargs(**engine_options(asked, blocks, **more))
+    return engine_for(config, loaded, torch.device("cpu")), loaded
+
+
+def run_apart(asked: dict[str, Any], timed: Timed, repeat: int, blocks: int, **more: Any) -> list[Ran]:
+    """The same runs by an engine in a process of its own."""
+    told = {"asked": asked, "blocks": blocks, "more": more, "repeat": repeat, "name": timed.name,
+            "jobs": [[job.prompt, job.max_tokens] for job in timed.jobs], "arrivals": timed.arrivals}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve())],
+        input=json.dumps(told), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{timed.name}: its process ended with status {done.returncode}:\n{done.stderr[-2000:]}")
+    return [Ran.of(one) for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def run_here(asked: dict[str, Any], engine: Any, timed: Timed, repeat: int) -> list[Ran]:
+    clock = OwnClock() if asked["own_time"] else WallClock()
+    return [run_really(engine, timed, clock) for _ in range(repeat)]
+
+
+def main() -> None:
+    told = json.loads(sys.stdin.read())
+    # Whatever libraries print does not come before the answer.
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    jobs = tuple(Job(tuple(prompt), tokens) for prompt, tokens in told["jobs"])
+    engine, _ = engine_of(told["asked"], told["blocks"], **told["more"])
+    run_here(told["asked"], engine, WARM_UP, 1)
+    ran = run_here(told["asked"], engine, Timed(told["name"], jobs, tuple(told["arrivals"])), told["repeat"])
+    engine.close()
+    answer.write(json.dumps([one.told() for one in ran]) + "\n")
+    answer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A calibration by several processes, one after the other: what differs between processes becomes part of intervals.
+
+Owns which process measures what (each goes on where the one before stopped, so that all scenes have their turn), and
+that they end with whoever asked. A process is `calibrate_round`; nothing of torch is loaded here.
+
+    config, time --> process 1 --> samples, time each scene has had --> process 2 --> ... --> one fit over all
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.cost.calibration import Calibration
+from octavo.cost.laws import Law
+from octavo.cost.learn import Sample, learn
+from octavo.cost.step import StepShape
+from octavo.cost.transfer import TransferLaw
+from octavo.errors import ConfigError, OctavoError
+
+Tell = Callable[[float, str], None]
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """What each process is asked for."""
+
+    config: Mapping[str, Any]
+    """The engine's options, flat."""
+    seconds: float
+    """Of measuring, of all processes together; each loads the model besides."""
+    processes: int = 4
+    max_batch: int | None = None
+    max_context: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    disk: str | None = None
+    clock: str = "wall"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError("budget", self.seconds, "must be above 0 seconds")
+        if not 1 <= self.processes <= 64:
+            raise ConfigError("processes", self.processes, "must be from 1 to 64")
+
+    def asked(self, number: int, spent: list[float] | None) -> dict[str, Any]:
+        """Of process `number`, when scenes have had so many seconds each."""
+        measuring = {"seconds": self.seconds / self.processes, "max_batch": self.max_batch,
+                     "max_context": self.max_context, "temperature": self.temperature, "seed": self.seed}  # fmt: skip
+        return {"config": dict(self.config), "measuring": measuring, "clock": self.clock, "threads": self.threads,
+                "spent": spent, "transfers": number == self.processes - 1, "disk": self.disk}  # fmt: skip
+
+
+def calibrate_rounds(rounds: Rounds, machine: Mapping[str, Any], tell: Tell = lambda share, text: None) -> Calibration:
+    """Raises `ConfigError`, or whatever else a process refused with."""
+    samples: list[Sample] = []
+    spent: list[float] | None = None
+    told: dict[str, Any] = {}
+    loading = 0.0
+    for number in range(rounds.processes):
+        told = _measured(rounds.asked(number, spent), _part(tell, number, rounds.processes))
+        spent, loading = told["spent"], loading + told["loading_s"]
+        samples += [_sample(one, number) for one in told["samples"]]
+    tell(1.0, "fit")
+    laws = {route: TransferLaw.of(law, route) for route, law in told["transfers"].items()}
+    about = {"seconds": rounds.seconds, "seed": rounds.seed, "processes": rounds.processes, "loading_s": loading}
+    return calibration_from(samples, told["description"], machine, laws, about)
+
+
+def calibration_from(
+    samples: list[Sample],
+    description: Mapping[str, Any],
+    machine: Mapping[str, Any],
+    transfers: Mapping[str, TransferLaw],
+    about: Mapping[str, Any],
+) -> Calibration:
+    """The fit, and what it holds for: the file. `description` is `calibrate_record.described`."""
+    learned = learn(samples, [Law(kind, reach) for kind, reach in description["laws"]])
+    shapes = [sample.shape for sample in samples]
+    return Calibration(
+        model_name=description["model_name"],
+        model=description["model"],
+        config=description["config"],
+        machine=dict(machine) | description["machine"],
+        engine=description["engine"],
+        step=learned.step.sum,
+        host=learned.host.sum,
+        knots=learned.knots,
+        run_interval=learned.run_interval,
+        transfers=transfers,
+        errors=learned.errors,
+        about={
+            "steps": len(samples),
+            "scenes": len({sample.scene for sample in samples}),
+            "most_chunks": max(shape.chunks for shape in shapes),
+            "most_tokens": max(shape.tokens for shape in shapes),
+            "most_context_tokens": max(shape.context_tokens for shape in shapes),
+            **about,
+        },
+    )
+
+
+def _part(tell: Tell, number: int, processes: int) -> Tell:
+    prefix = f"process {number + 1} of {processes}: " if processes > 1 else ""
+    return lambda share, text: tell((number + share) / processes, prefix + text)
+
+
+def _measured(asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """What one process measured; it has ended when this returns or raises."""
+    command = [sys.executable, "-m", "octavo.runtime.calibrate_round"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    assert process.stdin is not None  # for the type: both are pipes
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.close()
+        for line in process.stdout:
+            told = json.loads(line)
+            if "share" in told:
+                tell(told["share"], told["text"])
+            elif "refused" in told:
+                raise _refusal(told["refused"])
+            else:
+                measured: dict[str, Any] = told["measured"]
+                return measured
+    except BrokenPipeError:
+        pass  # it has ended, and has said why on the error stream
+    finally:
+        process.stdout.close()
+        _end(process)
+    raise OctavoError(f"a measuring process ended with status {process.returncode} and measured nothing")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """It ends by itself once it has answered; whoever interrupts does not leave it behind."""
+    try:
+        process.wait(_PATIENCE_S if sys.exc_info()[0] is None else 0.5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _refusal(words: list[str]) -> OctavoError:
+    return ConfigError(*words) if len(words) == 3 else OctavoError(*words)
+
+
+def _sample(told: list[Any], process: int) -> Sample:
+    scene, step, starts, counts, sampled, device_s, host_s = told
+    return Sample(scene, step, StepShape.from_chunks(starts, counts, sampled), device_s, host_s, process)
