@@ -1,5 +1,7 @@
 // Attention of a few query rows (a decode: the heads of one group): keys are read in place, once for all rows.
 // Scores have the keys in the lanes: scores[row][key].
+// Chunks whose tables begin with the same blocks are taken together that far: a tile of keys is brought to the cache
+// once for the rows of all. What is added up for a row, and in which order, does not depend on who is beside it.
 #pragma once
 
 #include "rows.h"
@@ -36,118 +38,192 @@ OCTAVO_INLINE void dot(float* scores, const float* q, int q_width, const char* c
 }
 
 constexpr int kDotRows = W == 16 ? 3 : 2;
+constexpr int kWeighRows = 4;
 
-template <class E>
-inline void dot_rows(float* scores, const float* q, int q_width, const char* const* k, int dim, int rows) {
-  while (rows > 0) {
-    int now = rows == 4 && kDotRows == 3 ? 2 : lesser(rows, kDotRows);
-    if (now == 1) dot<E, 1>(scores, q, q_width, k, dim);
-    else if (now == 2) dot<E, 2>(scores, q, q_width, k, dim);
-    else dot<E, kDotRows>(scores, q, q_width, k, dim);
-    scores += now * kKeyTile;
-    q += now * q_width;
-    rows -= now;
+// f(number of rows as a constant, first row) over all rows, at most N at a time.
+template <int N>
+struct Rows {
+  static constexpr int count = N;
+};
+template <int N, class F>
+OCTAVO_INLINE void with_rows(int now, int first, F& f) {
+  if constexpr (N > 1) {
+    if (now < N) return with_rows<N - 1>(now, first, f);
+  }
+  f(Rows<N>(), first);
+}
+template <int N, class F>
+OCTAVO_INLINE void by_rows(int from, int to, F f) {
+  while (from < to) {
+    const int left = to - from, now = left > N && left < 2 * N ? (left + 1) / 2 : lesser(left, N);
+    with_rows<N>(now, from, f);
+    from += now;
   }
 }
 
-template <class E, int R>
-inline void weigh_few(float* values, int dims, const float* decay, const float* weights, const char* const* v, int keys,
-                      const char* const* ahead, int ahead_bytes) {
-  weigh_all<E, R, kKeyTile, 1>(values, dims, decay, weights, v, keys, ahead, ahead_bytes);
-}
-
-// One row of scores of a tile becomes weights: the running maximum and total move on, the decay of what was summed
-// before comes back. Keys outside low .. high - 1 of the tile are hidden. The scales of quantised keys and values
-// are applied here, once for a row of scores.
-inline float soften(float* scores, const Keys* scaled, int low, int high, int count, float cap, float& most,
-                    float& total) {
-  int end = padded(count);
-  vf top = splat(most);
+// Scores of R rows and a tile become weights: the running maximum and the totals (still one for each lane) move on, the
+// decay of what was summed before comes back. With MASK, keys outside low .. high - 1 of the tile are hidden. The
+// scales of quantised keys and values are applied here, once for a row of scores.
+template <int R, bool MASK>
+OCTAVO_INLINE void soften(float* scores, const Keys* scaled, const int* low, const int* high, int count, float cap,
+                          float* most, float* total, float* decay) {
+  const int end = padded(count);
   vi lane;
   for (int i = 0; i < W; i++) lane[i] = i;
+  vf top[R], base[R], sums[R] = {};
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) top[r] = splat(most[r]);
   for (int t = 0; t < end; t += W) {
-    vf s = load(scores + t);
-    if (scaled) s *= load(scaled->k_scale + t);
-    if (cap > 0) s = tanh(s) * splat(cap * kLog2e);
-    if (t < low || t + W > high) {
-      vi at = lane + t;
-      s = where((at >= splat(low)) & (at < splat(high)), s, splat(kNone));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+      vf s = load(scores + r * kKeyTile + t);
+      if (scaled) s *= load(scaled->k_scale + t);
+      if (cap > 0) s = tanh(s) * splat(cap * kLog2e);
+      if (MASK) {
+        vi at = lane + t;
+        s = where((at >= splat(low[r])) & (at < splat(high[r])), s, splat(kNone));
+      }
+      top[r] = greater(s, top[r]);
+      if (MASK || scaled || cap > 0) store(scores + r * kKeyTile + t, s);
     }
-    top = greater(s, top);
-    store(scores + t, s);
   }
-  float now = largest(top), base = now == kNone ? 0.0f : now;
-  vf sums = vf{};
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) {
+    const float now = largest(top[r]);
+    base[r] = splat(now == kNone ? 0.0f : now);
+    const vf by = exp2(splat(most[r]) - base[r]);  // of a row that saw nothing yet: there is nothing to decay
+    most[r] = now;
+    decay[r] = by[0];
+    sums[r] = load(total + r * W) * by;
+  }
   for (int t = 0; t < end; t += W) {
-    vf s = load(scores + t);
-    vf p = exp2(s - splat(base));
-    if (t < low || t + W > high) p = where(s == splat(kNone), vf{}, p);
-    sums += p;
-    store(scores + t, scaled ? p * load(scaled->v_scale + t) : p);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+      vf s = load(scores + r * kKeyTile + t), p = exp2(s - base[r]);
+      if (MASK) p = where(s == splat(kNone), vf{}, p);
+      sums[r] += p;
+      store(scores + r * kKeyTile + t, scaled ? p * load(scaled->v_scale + t) : p);
+    }
   }
-  float decay = most == kNone ? 0.0f : std::exp2(most - base);
-  most = now;
-  total = total * decay + sum(sums);
-  return decay;
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) store(total + r * W, sums[r]);
 }
 
-inline size_t few_scratch(const Call& c) {
-  return kFewRows * (padded(c.pages->k_dim) + padded(c.pages->v_dim) + kKeyTile + W);
-}
+struct Few {
+  int rows, q_width, width;
+  float* q;       // [rows][q_width]
+  float* scores;  // [rows][kKeyTile]
+  float* values;  // [rows][width]
+  float* total;   // [rows][W]
+  float *most, *decay;
+  float* k;  // a tile in floats, where pages are not and there are more than kFewRows
+  float* v;
+  const Item* items;
+  int each;  // rows of an item
 
+  static size_t floats(const Call& c, int rows) {
+    const size_t k = padded(c.pages->k_dim), v = padded(c.pages->v_dim);
+    return rows * (k + v + kKeyTile + W + 2) + 2 * W + (rows > kFewRows ? (kKeyTile + 8) * (k + v) : 0);
+  }
+  Few(const Call& c, const Item* items_, int count, float* p)
+      : rows(count * items_->count * c.group), q_width(padded(c.pages->k_dim)), width(padded(c.pages->v_dim)),
+        items(items_), each(items_->count * c.group) {
+    q = p, p += rows * q_width;
+    scores = p, p += rows * kKeyTile;
+    values = p, p += rows * width;
+    total = p, p += rows * W;
+    most = p, p += padded(rows);
+    decay = p, p += padded(rows);
+    k = p, p += rows > kFewRows ? (kKeyTile + 8) * q_width : 0;
+    v = p;
+  }
+};
+
+// Rows from .. to - 1 over one tile; of the next, values are asked for while this one's scores are made, and keys while
+// its values are summed.
 template <class E>
-inline void attend_few(const Call& c, const Item& it, int head, float* scratch) {
+inline void attend_tile(const Call& c, const Few& few, int from, int to, const Keys& keys, const Keys* scaled,
+                        int first, int count, const Keys* coming) {
   const Pages& pages = *c.pages;
-  const int rows = it.count * c.group, q_width = padded(pages.k_dim), width = padded(pages.v_dim);
-  const int k_bytes = pages.k_dim * sizeof(typename E::T), v_bytes = pages.v_dim * sizeof(typename E::T);
-  float* q = scratch;
-  float* scores = q + kFewRows * q_width;
-  float* values = scores + kFewRows * kKeyTile;
-  float most[kFewRows], total[kFewRows], decay[kFewRows];
-  for (int r = 0; r < rows; r++) {
-    widen_any(c.dtype, q + r * q_width, query_row(c, it, head, r), pages.k_dim, query_scale(c));
-    most[r] = kNone;
-    total[r] = 0;
-  }
-  std::memset(values, 0, sizeof(float) * rows * width);
-  Keys tiles[2];
-  int count = lesser(kKeyTile, it.key_hi - it.key_lo), turn = 0;
-  tiles[0].find(pages, it.table, head, it.key_lo, count);
-  for (int first = it.key_lo; first < it.key_hi; turn ^= 1) {
-    const Keys& keys = tiles[turn];
-    // The next tile's values are asked for while this one's scores are made, its keys while this one's are summed.
-    const int next = first + count, next_count = lesser(kKeyTile, it.key_hi - next);
-    if (next_count > 0) tiles[turn ^ 1].find(pages, it.table, head, next, next_count);
-    const Keys* coming = next_count == count ? &tiles[turn ^ 1] : nullptr;
+  const int k_bytes = pages.k_dim * size_of(pages.dtype), v_bytes = pages.v_dim * size_of(pages.dtype);
+  by_rows<kDotRows>(from, to, [&](auto n, int r) {
+    constexpr int R = decltype(n)::count;
+    float *scores = few.scores + r * kKeyTile, *most = few.most + r, *total = few.total + r * W, *decay = few.decay + r;
+    int low[R], high[R];
+    bool mask = count % W != 0;
     for (int t = 0; t < count; t += kBlock) {
-      for (int i = 0; coming && i < kBlock; i++) prefetch(coming->v[t + i], v_bytes);
-      dot_rows<E>(scores + t, q, q_width, keys.k + t, pages.k_dim, rows);
+      for (int i = 0; coming && r == from && i < kBlock; i++) prefetch(coming->v[t + i], v_bytes);
+      dot<E, R>(scores + t, few.q + r * few.q_width, few.q_width, keys.k + t, pages.k_dim);
     }
-    for (int r = 0; r < rows; r++) {
-      int p = it.position + r / c.group;
-      decay[r] = soften(scores + r * kKeyTile, quantised(pages.dtype) ? &keys : nullptr,
-                        larger(0, c.sight.first_key(p) - first), lesser(count, p + 1 - first), count, c.softcap,
-                        most[r], total[r]);
+    for (int i = 0; i < R; i++) {
+      const int p = few.items[(r + i) / few.each].position + (r + i) % few.each / c.group;
+      low[i] = larger(0, c.sight.first_key(p) - first);
+      high[i] = lesser(count, p + 1 - first);
+      mask = mask || low[i] > 0 || high[i] < count;
     }
-    const char* const* ahead = coming ? coming->k : nullptr;
-    for (int r = 0; r < rows;) {
-      int left = rows - r;
-      float* to = values + r * width;
-      const float* p = scores + r * kKeyTile;
-      if (left >= 4) weigh_few<E, 4>(to, pages.v_dim, decay + r, p, keys.v, count, ahead, k_bytes), r += 4;
-      else if (left == 3) weigh_few<E, 3>(to, pages.v_dim, decay + r, p, keys.v, count, ahead, k_bytes), r += 3;
-      else if (left == 2) weigh_few<E, 2>(to, pages.v_dim, decay + r, p, keys.v, count, ahead, k_bytes), r += 2;
-      else weigh_few<E, 1>(to, pages.v_dim, decay + r, p, keys.v, count, ahead, k_bytes), r += 1;
-      ahead = nullptr;
+    if (mask) soften<R, true>(scores, scaled, low, high, count, c.softcap, most, total, decay);
+    else soften<R, false>(scores, scaled, low, high, count, c.softcap, most, total, decay);
+  });
+  by_rows<kWeighRows>(from, to, [&](auto n, int r) {
+    weigh_all<E, decltype(n)::count, kKeyTile, 1>(few.values + r * few.width, pages.v_dim, few.decay + r,
+                                                  few.scores + r * kKeyTile, keys.v, count,
+                                                  coming && r == from ? coming->k : nullptr, k_bytes);
+  });
+}
+
+// Rows from .. to - 1 over keys low .. high - 1 of a table; `WIDE` makes floats of a tile first.
+template <class E, bool WIDE>
+inline void attend_span(const Call& c, const Few& few, int from, int to, const int32_t* table, int head, int low,
+                        int high) {
+  const Pages& pages = *c.pages;
+  Keys tiles[2];
+  int count = lesser(kKeyTile, high - low), turn = 0;
+  if (count > 0) tiles[0].find(pages, table, head, low, count);
+  for (int first = low; first < high; turn ^= 1) {
+    Keys& keys = tiles[turn];
+    const int next = first + count, next_count = lesser(kKeyTile, high - next);
+    if (next_count > 0) tiles[turn ^ 1].find(pages, table, head, next, next_count);
+    const Keys* coming = next_count == count ? &tiles[turn ^ 1] : nullptr;
+    const Keys* scaled = quantised(pages.dtype) ? &keys : nullptr;
+    if (WIDE) {
+      widen_tile<E>(pages, keys, count, few.k, few.v, false);
+      attend_tile<F32>(c, few, from, to, keys, scaled, first, count, coming);
+    } else {
+      attend_tile<E>(c, few, from, to, keys, scaled, first, count, coming);
     }
     first = next;
     count = next_count;
   }
-  deliver(c, it, head, [&](int r, float& m, float& l) {
-    m = most[r];
-    l = total[r];
-    return values + r * width;
-  });
+}
+
+template <class E>
+inline void attend_few(const Call& c, const Item* items, const Task& task, int head, float* scratch) {
+  const Few few(c, items, task.count, scratch);
+  for (int r = 0; r < few.rows; r++) {
+    widen_any(c.dtype, few.q + r * few.q_width, query_row(c, items[r / few.each], head, r % few.each), c.pages->k_dim,
+              query_scale(c));
+    few.most[r] = kNone;
+    store(few.total + r * W, vf{});
+  }
+  std::memset(few.values, 0, sizeof(float) * few.rows * few.width);
+  if (task.count == 1) {
+    attend_span<E, false>(c, few, 0, few.rows, items->table, head, items->key_lo, items->key_hi);
+  } else {
+    if (sizeof(typename E::T) == 4 || few.rows <= kFewRows)
+      attend_span<E, false>(c, few, 0, few.rows, items->table, head, items->key_lo, task.together);
+    else
+      attend_span<E, true>(c, few, 0, few.rows, items->table, head, items->key_lo, task.together);
+    for (int i = 0; i < task.count; i++)
+      attend_span<E, false>(c, few, i * few.each, (i + 1) * few.each, items[i].table, head, task.together,
+                            items[i].key_hi);
+  }
+  for (int i = 0; i < task.count; i++)
+    deliver(c, items[i], head, [&](int r, float& most, float& total) {
+      r += i * few.each;
+      most = few.most[r];
+      total = sum(load(few.total + r * W));
+      return few.values + r * few.width;
+    });
 }
 
 }  // namespace OCTAVO_ISA

@@ -20,8 +20,8 @@ struct Job {
 void attend_one(void* context, int64_t index) {
   const Job& job = *static_cast<Job*>(context);
   const int heads = job.plan->kv_heads;
-  job.kernels->attend(*job.call, job.plan->items[index / heads], static_cast<int>(index % heads),
-                      thread_floats(job.scratch));
+  job.kernels->attend(*job.call, job.plan->items.data(), job.plan->tasks[index / heads],
+                      static_cast<int>(index % heads), thread_floats(job.scratch));
 }
 
 struct WriteJob {
@@ -76,8 +76,8 @@ void KernelSet::attend(const Plan& plan, const Pages& pages, const Queries& quer
     call.partials = partials_.data();
     call.arrived = arrived_.data();
   }
-  Job job{kernels_, &call, &plan, kernels_->scratch_floats(call, plan.most_rows)};
-  run_on_threads(static_cast<int64_t>(plan.items.size()) * plan.kv_heads, plan.work < kWorkWorthThreads ? 1 : threads,
+  Job job{kernels_, &call, &plan, kernels_->scratch_floats(call, plan.few_rows, plan.many_rows)};
+  run_on_threads(static_cast<int64_t>(plan.tasks.size()) * plan.kv_heads, plan.work < kWorkWorthThreads ? 1 : threads,
                  attend_one, &job);
 }
 

@@ -8,22 +8,26 @@ namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
 
-size_t scratch_floats(const Call& c, int rows) { return rows <= kFewRows ? few_scratch(c) : Many::floats(c, rows); }
+size_t scratch_floats(const Call& c, int few_rows, int many_rows) {
+  const size_t few = few_rows ? Few::floats(c, few_rows) : 0, many = many_rows ? Many::floats(c, many_rows) : 0;
+  return few > many ? few : many;
+}
 
 size_t partial_floats(const Call& c) { return padded(c.pages->v_dim) + 2; }
 
 template <class E>
-void attend_as(const Call& c, const Item& it, int head, float* scratch) {
-  if (it.count * c.group <= kFewRows) attend_few<E>(c, it, head, scratch);
-  else attend_many<E>(c, it, head, scratch);
+void attend_as(const Call& c, const Item* items, const Task& task, int head, float* scratch) {
+  const Item& first = items[task.first];
+  if (first.count * c.group <= kFewRows) attend_few<E>(c, &first, task, head, scratch);
+  else attend_many<E>(c, first, head, scratch);
 }
 
-void attend(const Call& c, const Item& it, int head, float* scratch) {
-  if (c.pages->dtype == Dtype::f32) attend_as<F32>(c, it, head, scratch);
-  else if (c.pages->dtype == Dtype::bf16) attend_as<BF16>(c, it, head, scratch);
-  else if (c.pages->dtype == Dtype::f16) attend_as<F16>(c, it, head, scratch);
-  else if (c.pages->dtype == Dtype::i8) attend_as<I8>(c, it, head, scratch);
-  else attend_as<E4M3>(c, it, head, scratch);
+void attend(const Call& c, const Item* items, const Task& task, int head, float* scratch) {
+  if (c.pages->dtype == Dtype::f32) attend_as<F32>(c, items, task, head, scratch);
+  else if (c.pages->dtype == Dtype::bf16) attend_as<BF16>(c, items, task, head, scratch);
+  else if (c.pages->dtype == Dtype::f16) attend_as<F16>(c, items, task, head, scratch);
+  else if (c.pages->dtype == Dtype::i8) attend_as<I8>(c, items, task, head, scratch);
+  else attend_as<E4M3>(c, items, task, head, scratch);
 }
 
 void write(const Write& w, int64_t first, int64_t last) {

@@ -130,22 +130,6 @@ inline void load_queries(const Call& c, const Item& it, int head, const Many& m)
   std::memset(m.values, 0, sizeof(float) * m.groups * kRows * m.width);
 }
 
-// The tile's keys and values as floats that can be read lane by lane.
-template <class E>
-inline void widen_tile(const Call& c, const Many& m, Keys& keys, int count) {
-  const int k_dim = c.pages->k_dim, v_dim = c.pages->v_dim, k_width = padded(k_dim);
-  const bool scaled = quantised(c.pages->dtype);
-  for (int t = 0; t < count; t++) {
-    widen<E>(m.k + t * k_width, keys.k[t], k_dim, splat(scaled ? keys.k_scale[t] : 1.0f));
-    widen<E>(m.v + t * m.width, keys.v[t], v_dim, splat(scaled ? keys.v_scale[t] : 1.0f));
-  }
-  for (int t = 0; t < count + 8; t++) {
-    int source = lesser(t, count - 1);
-    keys.k[t] = reinterpret_cast<const char*>(m.k + source * k_width);
-    keys.v[t] = reinterpret_cast<const char*>(m.v + source * m.width);
-  }
-}
-
 template <class E>
 inline void attend_many(const Call& c, const Item& it, int head, float* scratch) {
   const Pages& pages = *c.pages;
@@ -156,7 +140,7 @@ inline void attend_many(const Call& c, const Item& it, int head, float* scratch)
   for (int first = it.key_lo; first < it.key_hi; first += kKeyTile) {
     const int count = lesser(kKeyTile, it.key_hi - first);
     keys.find(pages, it.table, head, first, count);
-    if (c.pages->dtype != Dtype::f32) widen_tile<E>(c, m, keys, count);
+    if (c.pages->dtype != Dtype::f32) widen_tile<E>(pages, keys, count, m.k, m.v, true);
     for (int g = 0; g < m.groups; g++) {
       State& s = m.states[g];
       // Bounds rise with the row: the first row is the last to see low keys, the last row the first to see high ones.

@@ -89,7 +89,8 @@ NB_MODULE(_native, m) {
            });
   nb::class_<HeldPlan>(m, "Plan")
       .def(nb::init<Int64s, Int64s, Int64s, Int64s, Tables, int, int, int, int, int>())
-      .def_prop_ro("items", [](const HeldPlan& p) { return p.plan.items.size(); });
+      .def_prop_ro("items", [](const HeldPlan& p) { return p.plan.items.size(); })
+      .def_prop_ro("tasks", [](const HeldPlan& p) { return p.plan.tasks.size(); });
   nb::class_<KernelSet>(m, "Kernels")
       .def(nb::init<const std::string&>())
       .def_prop_ro("name", &KernelSet::name)

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace octavo {
 namespace {
@@ -35,9 +37,7 @@ Plan::Plan(const Step& step, Sight sight_, int group_, int kv_heads_)
       add_tile(step, c, first, std::min(positions, count - first), segment_keys);
   }
   tokens = step.chunks ? step.offsets[step.chunks] : 0;
-  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-    return int64_t{a.key_hi - a.key_lo} * a.count > int64_t{b.key_hi - b.key_lo} * b.count;
-  });
+  make_tasks();
 }
 
 void Plan::add_tile(const Step& step, int64_t chunk, int first, int count, int segment_keys) {
@@ -67,8 +67,66 @@ void Plan::add_tile(const Step& step, int64_t chunk, int first, int count, int s
     work += double(item.key_hi - item.key_lo) * rows * kv_heads;
     items.push_back(item);
   }
-  most_rows = std::max(most_rows, rows);
+  if (rows > kFewRows) many_rows = std::max(many_rows, rows);
   tiles++;
+}
+
+// How far two items' tables agree, up to key `high`, in whole tiles from their first key on.
+int Plan::agreed(const Item& a, const Item& b, int high) const {
+  high = std::min({high, a.key_hi, b.key_hi});
+  int key = a.key_lo;
+  while (key < high && a.table[key / block_tokens] == b.table[key / block_tokens])
+    key = (key / block_tokens + 1) * block_tokens;
+  return a.key_lo + (std::min(key, high) - a.key_lo) / kKeyTile * kKeyTile;
+}
+
+// Whether item b may be taken together with the task that item a begins: then the task reaches as far as both agree.
+bool Plan::join(Task& task, const Item& a, const Item& b) const {
+  if (a.count != b.count || (task.count + 1) * a.count * group > kTogetherRows) return false;
+  const int together = agreed(a, b, task.together);
+  if (together == a.key_lo || together - a.key_lo < (task.together - a.key_lo) / 2) return false;
+  task.together = together;
+  task.count++;
+  return true;
+}
+
+// Items of few rows that begin with the same keys are laid side by side, in their order. Which are found is a matter
+// of speed alone.
+void Plan::make_tasks() {
+  std::map<std::pair<int, int32_t>, size_t> open;  // first key and its block -> the task that others may join
+  std::vector<size_t> owner(items.size());
+  for (size_t i = 0; i < items.size(); i++) {
+    const Item& item = items[i];
+    owner[i] = tasks.size();
+    if (item.count * group <= kFewRows) {
+      const auto [at, fresh] = open.try_emplace({item.key_lo, item.table[item.key_lo / block_tokens]}, tasks.size());
+      if (!fresh && join(tasks[at->second], items[tasks[at->second].first], item)) owner[i] = at->second;
+      else at->second = tasks.size();
+    }
+    if (owner[i] == tasks.size()) tasks.push_back({static_cast<int64_t>(i), 1, item.key_hi});
+  }
+  std::vector<int64_t> next(tasks.size());
+  int64_t first = 0;
+  for (size_t t = 0; t < tasks.size(); t++) {
+    next[t] = tasks[t].first = first;
+    first += tasks[t].count;
+  }
+  std::vector<Item> laid(items.size());
+  for (size_t i = 0; i < items.size(); i++) laid[next[owner[i]]++] = items[i];
+  items = std::move(laid);
+  for (const Task& task : tasks) {
+    const int rows = items[task.first].count * group;
+    if (rows <= kFewRows) few_rows = std::max(few_rows, task.count * rows);
+  }
+  auto size = [&](const Task& task) {
+    int64_t sum = 0;
+    for (int i = 0; i < task.count; i++) {
+      const Item& item = items[task.first + i];
+      sum += int64_t{item.key_hi - item.key_lo} * item.count;
+    }
+    return sum;
+  };
+  std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) { return size(a) > size(b); });
 }
 
 }  // namespace octavo

@@ -24,9 +24,10 @@ struct Step {
 struct Plan {
   Sight sight;
   int group, kv_heads, block_tokens;
-  std::vector<Item> items;  // the most work first
+  std::vector<Item> items;
+  std::vector<Task> tasks;  // the most work first
   int tiles = 0;
-  int most_rows = 0;         // of an item
+  int few_rows = 0, many_rows = 0;  // of a task at most: of items of few rows, and of others
   int64_t partial_rows = 0;  // over all heads
   int64_t last_unit = -1;    // the highest that is read
   int64_t tokens = 0;
@@ -37,6 +38,9 @@ struct Plan {
 
  private:
   void add_tile(const Step& step, int64_t chunk, int first, int count, int segment_keys);
+  int agreed(const Item& a, const Item& b, int high) const;
+  bool join(Task& task, const Item& a, const Item& b) const;
+  void make_tasks();
 };
 
 }  // namespace octavo

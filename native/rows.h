@@ -66,6 +66,22 @@ OCTAVO_INLINE void widen(float* to, const char* from, int n, vf scale) {  // pad
   if (i < n) store(to + i, load_some<E>(p + i, n - i) * scale);
 }
 
+// A tile's keys and values as floats in one place, their scales applied to them if `scale` says so.
+template <class E>
+inline void widen_tile(const Pages& pages, Keys& keys, int count, float* k, float* v, bool scale) {
+  const int k_width = padded(pages.k_dim), v_width = padded(pages.v_dim);
+  const bool scaled = scale && quantised(pages.dtype);
+  for (int t = 0; t < count; t++) {
+    widen<E>(k + t * k_width, keys.k[t], pages.k_dim, splat(scaled ? keys.k_scale[t] : 1.0f));
+    widen<E>(v + t * v_width, keys.v[t], pages.v_dim, splat(scaled ? keys.v_scale[t] : 1.0f));
+  }
+  for (int t = 0; t < count + 8; t++) {
+    int source = lesser(t, count - 1);
+    keys.k[t] = reinterpret_cast<const char*>(k + source * k_width);
+    keys.v[t] = reinterpret_cast<const char*>(v + source * v_width);
+  }
+}
+
 inline void widen_any(Dtype dtype, float* to, const char* from, int n, float scale) {
   if (dtype == Dtype::f32) widen<F32>(to, from, n, splat(scale));
   else if (dtype == Dtype::bf16) widen<BF16>(to, from, n, splat(scale));

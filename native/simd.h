@@ -211,15 +211,28 @@ OCTAVO_INLINE vf tanh(vf x) {
   return where(size < splat(0.625f), near, far);
 }
 
+// Over the lanes, in pairs.
 OCTAVO_INLINE float sum(vf x) {
-  float total = 0;
-  for (int i = 0; i < W; i++) total += x[i];
-  return total;
+#if defined(OCTAVO_AVX512)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float left[W];
+  for (int i = 0; i < W; i++) left[i] = x[i];
+  for (int n = W / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; i++) left[i] += left[i + n];
+  return left[0];
+#endif
 }
 OCTAVO_INLINE float largest(vf x) {
-  float most = x[0];
-  for (int i = 1; i < W; i++) most = x[i] > most ? x[i] : most;
-  return most;
+#if defined(OCTAVO_AVX512)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float left[W];
+  for (int i = 0; i < W; i++) left[i] = x[i];
+  for (int n = W / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; i++) left[i] = left[i + n] > left[i] ? left[i + n] : left[i];
+  return left[0];
+#endif
 }
 
 #if defined(__clang__) || __GNUC__ >= 12

@@ -16,6 +16,7 @@ constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : quanti
 constexpr int kMostDim = 1024;     // of a key or a value
 constexpr int kKeyTile = 64;      // keys that are scored together
 constexpr int kFewRows = 8;       // query rows (positions x heads of a group) up to which keys are read in place
+constexpr int kTogetherRows = 48; // such rows of several chunks that may read the keys of a shared block together
 constexpr int kTileRows = 192;    // query rows of a tile of a longer chunk, at least one position
 constexpr int kShortSegment = 512;   // keys of one work item when a chunk is short
 constexpr int kLongSegment = 4096;   // and when it has many rows, whose partial results weigh more
@@ -48,6 +49,13 @@ struct Item {
   int tile;      // which tile of queries, counted over the plan
   int segment, segments;
   int64_t partial;  // where this item's partial results lie, in rows over all heads; unused with one segment
+};
+
+// Items that one thread takes: one, or several of few rows whose keys up to `together` lie in the same places.
+struct Task {
+  int64_t first;  // of the plan's items
+  int count;
+  int together;  // the key from which each of several items goes on alone
 };
 
 // Which keys a query at position p sees: first_key(p) .. p.
@@ -93,9 +101,9 @@ struct Write {
 // The kernels of one instruction set.
 struct Kernels {
   const char* name;
-  size_t (*scratch_floats)(const Call&, int rows);
+  size_t (*scratch_floats)(const Call&, int few_rows, int many_rows);  // rows of a task at most
   size_t (*partial_floats)(const Call&);  // per row
-  void (*attend)(const Call&, const Item&, int kv_head, float* scratch);
+  void (*attend)(const Call&, const Item* items, const Task&, int kv_head, float* scratch);
   void (*write)(const Write&, int64_t first, int64_t last);
 };
 

@@ -77,33 +77,44 @@ class World:
     def random_rows(self, tokens, heads, dim, dtype):
         return (torch.randn(tokens, heads, dim, generator=self.generator) * self.spread).to(dtype)
 
-    def step(self, starts, counts, rule, *, poison_below=True):
+    def step(self, starts, counts, rule, *, shared=None, poison_below=True):
         """Sequence i computes positions starts[i] .. starts[i] + counts[i] - 1; what is before them was written.
 
-        Chunks must be ordered as a step packs them. Returns (AttentionStep, q, k, v).
+        `shared` tells of each sequence how many positions at its front, in whole blocks, lie where those of the
+        first sequence lie. Chunks must be ordered as a step packs them. Returns (AttentionStep, q, k, v).
         """
         s = self.shape
         starts, counts = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
         contexts = starts + counts
+        shared = np.zeros_like(starts) if shared is None else np.minimum(shared, starts) // s.block * s.block
         columns = int(-(-contexts.max() // s.block))
         free = self.random.permutation(self.slots)
         tables = np.full((len(starts) + 1, columns), -7, np.int32)
         rows = self.random.permutation(len(starts) + 1)[: len(starts)].astype(np.int64)
         firsts = rule.first_read(starts) // s.block if poison_below else np.zeros_like(starts)
-        taken = 0
-        for row, first, context in zip(rows, firsts, contexts, strict=True):
-            need = -(-int(context) // s.block) - int(first)
-            tables[row, first : first + need] = free[taken : taken + need]
-            taken += need
+        common = int(shared.max()) // s.block  # the blocks that are shared come first of the free ones
+        taken = common
+        for row, first, context, same in zip(rows, firsts, contexts, shared // s.block, strict=True):
+            tables[row, first:same] = free[first:same]
+            own, end = max(int(first), int(same)), -(-int(context) // s.block)
+            tables[row, own:end] = free[taken : taken + end - own]
+            taken += end - own
         offsets = np.concatenate(([0], np.cumsum(counts)))
         q = self.random_rows(offsets[-1], s.heads, s.dim, s.q_dtype)
         k_new, v_new = [], []
         self.keys, self.values = [], []
-        for row, first, start, context in zip(rows, firsts, starts, contexts, strict=True):
+        front = {
+            role: self.random_rows(int(shared.max()), s.kv_heads, dim, s.q_dtype)
+            for role, dim in (("k", s.dim), ("v", s.v_dim))
+            if shared.any()
+        }
+        for row, first, start, context, same in zip(rows, firsts, starts, contexts, shared, strict=True):
             where = torch.arange(int(first) * s.block, max(int(first) * s.block, start))
             blocks = torch.from_numpy(tables[row].astype(np.int64))[where // s.block]
             for role, dim, new, kept in (("k", s.dim, k_new, self.keys), ("v", s.v_dim, v_new, self.values)):
                 x = self.random_rows(context, s.kv_heads, dim, s.q_dtype)
+                if same:
+                    x[:same] = front[role][:same]
                 new.append(x[start:])
                 kept.append(self._stored(role, x, blocks, where))
         where = np.concatenate([np.arange(a, b) for a, b in zip(starts, contexts, strict=True)])
@@ -139,10 +150,10 @@ class World:
         else:
             pages[blocks, inside] = rows
 
-    def run(self, starts, counts, rule, backend=None):
+    def run(self, starts, counts, rule, backend=None, shared=None):
         """(output, exact output) of one step."""
         backend = backend or self.backend
-        step, q, k, v = self.step(starts, counts, rule)
+        step, q, k, v = self.step(starts, counts, rule, shared=shared)
         backend.write(k, v, self.pages, step)
         out = backend.attend(q, (k.transpose(0, 1)[None], v.transpose(0, 1)[None]), self.pages, step, rule)
         right = [
