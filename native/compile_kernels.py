@@ -94,6 +94,7 @@ def pieces() -> list[Piece]:
         Piece("layer_module", SOURCES / "layer_module.cpp", ("-Os", *includes)),
         *kernel_pieces(),
         Piece("linear", SOURCES / "linear.cpp", ("-O2",)),
+        Piece("linear_memory", SOURCES / "linear_memory.cpp", ("-O2",)),
         Piece("layer", SOURCES / "layer.cpp", ("-O2",)),
         Piece("layer_program", SOURCES / "layer_program.cpp", ("-O2",)),
         Piece("kernel_set", SOURCES / "kernel_set.cpp", ("-O2",)),

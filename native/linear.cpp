@@ -1,9 +1,6 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 #include <stdexcept>
 
 #include "threads.h"
@@ -132,17 +129,11 @@ void Linear::reset(Dtype dtype) {
   if (dtype == Dtype::e4m3) throw std::invalid_argument("weights are kept as float32, bfloat16, float16, int8 or int4");
   const int64_t panel_bytes = kernels_->bytes(dtype, panels_.inputs);
   const int64_t bytes = (count() * panel_bytes + 63) / 64 * 64;
-  char* weights = static_cast<char*>(std::aligned_alloc(64, bytes));
-  if (!weights) throw std::bad_alloc();
-  std::memset(weights, 0, bytes);
-  std::free(panels_.weights);
-  panels_.weights = weights;
+  panels_.weights = memory_.of(bytes);
   panels_.dtype = dtype;
   panels_.panel_bytes = panel_bytes;
   bytes_ = bytes;
 }
-
-Linear::~Linear() { std::free(panels_.weights); }
 
 void Linear::put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
                  const float* bias, int threads) {

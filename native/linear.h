@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "linear_memory.h"
 #include "types.h"
 
 namespace octavo {
@@ -102,7 +103,6 @@ class Linear {
  public:
   // Throws std::invalid_argument for an unknown instruction set or sizes that are not positive.
   Linear(const std::string& set, Dtype dtype, int64_t outputs, int64_t inputs);
-  ~Linear();
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
 
@@ -133,6 +133,7 @@ class Linear {
   const LinearSet* set_ = nullptr;
   const LinearKernels* kernels_ = nullptr;
   Panels panels_;
+  WeightMemory memory_;
   std::vector<float> bias_;
   int64_t bytes_ = 0;
 };

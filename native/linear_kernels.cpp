@@ -94,7 +94,7 @@ OCTAVO_INLINE void dots(const char* w, const float* x, int groups, float* totals
   vf sums[R][2] = {};
   for (int g = 0; g < groups; g++, w += kBytes, x += kPlaces) {
 #pragma GCC unroll 1
-    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(w + kAhead + i, 0, 3);
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(w + ahead_of(R) + i, 0, 2);
     const int32_t* quads = reinterpret_cast<const int32_t*>(x);
     const float* scales = x + (kGroup / 4 + 1) * R;
     vi whole[R][2];
@@ -137,7 +137,8 @@ OCTAVO_INLINE void chain(const char* const* w, const float* x, int units, float*
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 16
-      for (int i = 0; i < kStep * kBytes; i += 64) __builtin_prefetch(w[p] + (int64_t)u * kBytes + kAhead + i, 0, 3);
+      for (int i = 0; i < kStep * kBytes; i += 64)
+        __builtin_prefetch(w[p] + (int64_t)u * kBytes + ahead_of(R) + i, 0, 2);
 #pragma GCC unroll 4
     for (int i = 0; i < kStep; i++)
 #pragma GCC unroll 4

@@ -13,7 +13,9 @@ namespace {
 
 constexpr int kPanel = 2 * W;
 constexpr int kTile = W == 16 ? kMostTile : kMostTile / 2;
-constexpr int kAhead = 2048;    // bytes of a panel that are asked for before they are used
+// Bytes of a panel that are asked for before they are used, into the second level: memory alone bounds few rows, and
+// there a little ahead is best; more rows leave time, and what is far ahead comes while they are multiplied.
+constexpr int ahead_of(int rows) { return rows <= 2 ? 2048 : rows <= 5 ? 1024 : 8192; }
 constexpr int kWidenTiles = 3;
 constexpr int kRowsOfMany = 2;  // rows up to which two panels are taken at once
 constexpr int kMostInputs = 4;  // rows are filled up to a multiple of it
