@@ -31,6 +31,7 @@ from octavo.models.gguf import (
     load_gguf_tokenizer,
 )
 from octavo.models.linear import packed_matrices
+from octavo.models.mapped import leave_files
 from octavo.models.quiet import quiet_transformers
 from octavo.models.tokenizer import load_tokenizer
 from octavo.models.weight_files import model_error
@@ -179,7 +180,7 @@ def _load_safetensors(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> 
     model, info = _from_pretrained(checkpoint, config, dtype, asked.place)
     notes = account_for_weights(checkpoint, model, info)
     if asked.place.type == "cpu":
-        _leave_the_file(model)
+        leave_files(model)
     return LoadedModel(
         name="",
         path=checkpoint.path,
@@ -225,12 +226,6 @@ def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedM
         max_model_len=limit,
         notes=(f"weights of {path.name} are unpacked from {_common_type(checkpoint)} to {dtype}",),
     )
-
-
-def _leave_the_file(model: Any) -> None:
-    """Copy weights that are still mapped from the file, so that nothing done to the file later reaches them."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
 
 
 def held_bytes(model: Any) -> int:
