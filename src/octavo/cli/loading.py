@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import Config
+from octavo.engine.start import start_engine as engine_of
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
@@ -26,9 +27,7 @@ def start_engine(asked: Mapping[str, Any], *, quiet: bool, host: Host | None = N
     """
     config = Config.from_kwargs(**asked)
     with _progress(shown=not quiet and sys.stderr.isatty()) as tell:
-        from octavo.engine.build import build_engine
-
-        return build_engine(config, tell) if host is None else host.call(lambda: build_engine(config, tell))
+        return engine_of(config, tell, host)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from octavo.deployment import Deployment
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Prompt, salted
 from octavo.engine.outputs import Delta, RequestOutput
+from octavo.engine.start import start_engine
 from octavo.errors import EngineDeadError, RequestError
 from octavo.memory.pins import Pin
 from octavo.scheduling.request import SamplingParams
@@ -41,9 +42,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        from octavo.engine.build import build_engine
-
-        self._set_up(build_engine(Config.from_kwargs(model=model, **options)))
+        self._set_up(start_engine(Config.from_kwargs(model=model, **options)))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:

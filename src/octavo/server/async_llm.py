@@ -20,6 +20,7 @@ from octavo.deployment import Deployment
 from octavo.engine.engine import Engine, Observer, seconds_of
 from octavo.engine.intake import Prepared, Prompt, salted
 from octavo.engine.outputs import Delta, RequestOutput
+from octavo.engine.start import start_engine
 from octavo.engine.streams import Streams
 from octavo.errors import EngineDeadError, OctavoError, RequestError
 from octavo.scheduling.events import Event
@@ -108,10 +109,8 @@ class AsyncLLM:
     @classmethod
     def start(cls, model: str | None = None, **options: Any) -> AsyncLLM:
         """Load a model and build its engine. Blocks while loading."""
-        from octavo.engine.build import build_engine
-
         config, host = Config.from_kwargs(model=model, **options), Host()
-        return cls(host.call(lambda: build_engine(config)), host)
+        return cls(start_engine(config, host=host), host)
 
     @property
     def deployment(self) -> Deployment | None:
