@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "copies_module.h"
 #include "held_plan.h"
 #include "kernel_set.h"
 #include "layer_module.h"
@@ -97,6 +98,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("bytes", &KernelSet::bytes)
       .def("attend", &attend_over)
       .def("write", &write_into);
+  bind_copies(m);
   bind_linear(m);
   bind_layer(m);
 }

@@ -69,6 +69,9 @@ class Faulty(RealSyscalls):
         self.written = 0
         self.calls = 0
 
+    def whole_batches(self, block_bytes):
+        return None
+
     def pwritev(self, descriptor, buffers, offset):
         data = b"".join(buffers)
         if self.write_error is not None:

@@ -1,9 +1,9 @@
 """Copies of whole blocks between two arenas of one layout, as few and as long as the slots allow.
 
-Owns addressing and the device's stream; knows no threads, budgets or deadlines. Neighbouring slots on both sides are
-one copy. On CPU, blocks that are neighbours on one side alone are one call of numpy's, which runs without the
-interpreter's lock: block by block in Python, small ones took up to three times as long, and held up the engine.
-Invariant: when `copy` returns, the bytes have arrived, on a CUDA device as well.
+Owns addressing, its bounds and the device's stream; knows no threads, budgets or deadlines. On CPU a list of blocks is
+one call of the extension, without the interpreter's lock. Where it was not built, blocks that are neighbours on one
+side are one call of numpy's, and on a CUDA device neighbours on both sides are one copy.
+Invariant: when `copy` returns, the bytes have arrived, on a CUDA device as well, and only in the slots named.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvariantViolation
 from octavo.memory.layout import Layout
 from octavo.runtime.arena import Arena
+from octavo.runtime.disk_batch import Batch, Int64, extension
 
 
 def runs(layout: Layout, group: int, sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -87,6 +88,7 @@ class BlockCopier:
         if device.layout.signature != host.layout.signature or device.layout.slab_bytes != host.layout.slab_bytes:
             raise ConfigError("host_bytes", "an arena", "is laid out otherwise than the device's; use one layout")
         self.device, self.host = device, host
+        self.native = extension() if device.device.type == "cpu" else None
         self.stream: Any = None
         if device.device.type == "cuda":
             code = int(torch.cuda.cudart().cudaHostRegister(host.bytes.data_ptr(), host.bytes.numel(), 0))
@@ -106,36 +108,61 @@ class BlockCopier:
 
     def copy(self, down: bool, group: int, sources: Sequence[int], targets: Sequence[int], after: Any = None) -> None:
         """Device to host if `down`, else host to device."""
-        read, written = (self.device.bytes, self.host.bytes) if down else (self.host.bytes, self.device.bytes)
-        if self.stream is None and len(targets) >= _FEW and self._fills(group):
+        source, target = (self.device, self.host) if down else (self.host, self.device)
+        read, written = _within(source, group, sources), _within(target, group, targets)
+        if self.native is not None:
             size = self.device.layout.groups[group].block_bytes
-            copy_rows(written.numpy().reshape(-1, size), read.numpy().reshape(-1, size), sources, targets)
+            self.native.copy_blocks(_side(target, group), _side(source, group), size, read, written)
+        elif self.stream is None:
+            self._by_numpy(target, source, group, read, written)
+        else:
+            self._by_stream(target, source, runs(self.device.layout, group, sources, targets), after)
+
+    def _by_numpy(self, target: Arena, source: Arena, group: int, read: Int64, written: Int64) -> None:
+        here, there = target.bytes.numpy(), source.bytes.numpy()  # cheaper to slice than tensors are
+        if len(read) >= _FEW and self._fills(group):
+            size = self.device.layout.groups[group].block_bytes
+            copy_rows(here.reshape(-1, size), there.reshape(-1, size), read.tolist(), written.tolist())
             return
-        spans = runs(self.device.layout, group, sources, targets)
-        if self.stream is None:
-            here, there = written.numpy(), read.numpy()  # cheaper to slice than tensors are
-            for start, end, size in spans:
-                here[end : end + size] = there[start : start + size]
-            return
+        for start, end, size in runs(self.device.layout, group, read.tolist(), written.tolist()):
+            here[end : end + size] = there[start : start + size]
+
+    def _by_stream(self, target: Arena, source: Arena, spans: list[tuple[int, int, int]], after: Any) -> None:
         with torch.cuda.stream(self.stream):
             if after is not None:
                 self.stream.wait_event(after)
             for start, end, size in spans:
-                written[end : end + size].copy_(read[start : start + size], non_blocking=True)
+                target.bytes[end : end + size].copy_(source.bytes[start : start + size], non_blocking=True)
         self.stream.synchronize()
 
     def _fills(self, group: int) -> bool:
         """Whether the group's blocks fill their slabs, so that slots are rows of the arena."""
         layout = self.device.layout
-        return layout.groups[group].blocks_per_slab * layout.groups[group].block_bytes == layout.slab_bytes
+        return bool(layout.groups[group].blocks_per_slab * layout.groups[group].block_bytes == layout.slab_bytes)
 
-    def host_block(self, group: int, slot: int) -> memoryview:
-        """The bytes of a block in the host arena, writable."""
-        start = self.host.layout.address(group, slot)
-        size = self.host.layout.groups[group].block_bytes
-        return memoryview(self.host.bytes[start : start + size].numpy())
+    def host_blocks(self, group: int, slots: Sequence[int], on_disk: Sequence[int], keys: Sequence[bytes]) -> Batch:
+        """Blocks of the host arena, in place, for a store that keeps them under these keys in slots of its own."""
+        layout = self.host.layout.groups[group]
+        numbers = _within(self.host, group, slots)
+        starts = numbers // layout.blocks_per_slab * self.host.layout.slab_bytes
+        starts += numbers % layout.blocks_per_slab * layout.block_bytes
+        return Batch(on_disk, keys, self.host.bytes.numpy(), starts, layout.block_bytes)
 
     def close(self) -> None:
         if self.stream is not None:
             torch.cuda.cudart().cudaHostUnregister(self.host.bytes.data_ptr())
             self.stream = None
+
+
+def _within(arena: Arena, group: int, slots: Sequence[int]) -> Int64:
+    """The slots, all of which the arena has."""
+    numbers = np.array(slots, np.int64)
+    most = arena.n_slabs * arena.layout.groups[group].blocks_per_slab
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
+        raise InvariantViolation("block-copy", f"a slot of {slots} is outside 0..{most - 1}")
+    return numbers
+
+
+def _side(arena: Arena, group: int) -> list[int]:
+    """For the extension: address, slots of a slab, bytes of a slab."""
+    return [arena.bytes.data_ptr(), arena.layout.groups[group].blocks_per_slab, arena.layout.slab_bytes]

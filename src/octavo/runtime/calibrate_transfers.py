@@ -17,9 +17,9 @@ from octavo.cost.transfer import TransferLaw
 from octavo.memory.layout import Layout
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
+from octavo.runtime.disk_batch import Batch
 from octavo.runtime.disk_format import KEY_BYTES, Identity, Places
 from octavo.runtime.disk_slots import DiskSlots
-from octavo.runtime.disk_store import Placed
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 """Blocks in one order."""
@@ -68,8 +68,8 @@ def _disk_laws(
     keys = [bytes([place]) * KEY_BYTES for place in range(max(counts))]
     disk = DiskSlots(path, identity, size, Places.of(size).file_bytes(len(keys)))
 
-    def blocks(count: int) -> list[Placed]:
-        return [Placed(slot, keys[slot], copier.host_block(group, slot)) for slot in range(count)]
+    def blocks(count: int) -> Batch:
+        return copier.host_blocks(group, range(count), range(count), keys[:count])
 
     try:
 

@@ -13,15 +13,21 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.errors import ConfigError
+from octavo.runtime.disk_batch import extension
 from octavo.runtime.disk_format import Reason
 
 FIELD = "disk_path"
+LEAST_NATIVE_BYTES = 241
+"""Of a block: the extension's checksum is made for no fewer."""
 
 
 class Syscalls(Protocol):
+    def whole_batches(self, block_bytes: int) -> Any | None:
+        """The extension, whose calls move whole batches of such blocks; None where each is moved by the calls below."""
+
     def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int: ...
 
     def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int: ...
@@ -29,6 +35,9 @@ class Syscalls(Protocol):
 
 class RealSyscalls:
     """The operating system's."""
+
+    def whole_batches(self, block_bytes: int) -> Any | None:
+        return extension() if block_bytes >= LEAST_NATIVE_BYTES else None
 
     def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         return os.pwritev(descriptor, buffers, offset)

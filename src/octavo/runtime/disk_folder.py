@@ -14,22 +14,24 @@ import os
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 
-from octavo.errors import ConfigError
+import numpy as np
+
+from octavo.runtime.disk_batch import Batch, Int64, Placed, batch_of
 from octavo.runtime.disk_files import RealSyscalls, Syscalls, read_into, reason_of, write_all
-from octavo.runtime.disk_format import HEADER_BYTES, Header, Identity, Reason, block_checksum, disproved
+from octavo.runtime.disk_format import HEADER_BYTES, Header, Identity, Reason, block_checksum, disproved, heading
 from octavo.runtime.disk_room import SharedRoom
-from octavo.runtime.disk_store import Counts, DiskStats, Helped, Placed, check_block
+from octavo.runtime.disk_store import WORTH_HELP, Blocks, DiskStats, Helped, Known, slots_of
 
 NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{64})")
 """Model, layout, key."""
 TOUCH_SECONDS = 60.0
 """A use is noted at most so often: it is a write."""
+DONE, FAILED, STALE = range(3)
+"""What the extension says of each block; stale: served, and last used long ago."""
 AT_ONCE = 16
 """Files being written at a time, by one process."""
 
@@ -51,28 +53,23 @@ class DiskFolder:
         self.folder = folder
         self.identity = identity
         self.block_bytes = block_bytes
-        self.slots = capacity_bytes // (HEADER_BYTES + block_bytes)
-        if block_bytes < 1 or self.slots < 1:
-            need = HEADER_BYTES + max(1, block_bytes)
-            raise ConfigError("disk_bytes", capacity_bytes, f"one block of {block_bytes} bytes takes {need}; give more")
+        need = HEADER_BYTES + max(1, block_bytes)
+        self.slots = slots_of(capacity_bytes, capacity_bytes // need, block_bytes, need)
         self._calls = syscalls or RealSyscalls()
+        self._native = self._calls.whole_batches(block_bytes)
+        self._heading = heading(identity, block_bytes)
+        self._prefix = f"{identity.fingerprint.hex()[:16]}-{identity.layout.hex()[:16]}-"
         self._turn = threading.Lock()  # one batch of reads or writes at a time
-        self._index = threading.Lock()  # never held over a system call
-        self._keys: dict[int, bytes] = {}
+        self._known = Known()
         self._seen: set[bytes] = set()
-        self._aside: dict[bytes, Reason] = {}
-        self._left: Counter[Reason] = Counter()
-        self._counts = Counts()
         self._helped = Helped("octavo-disk-read")
         self._closed = False
         self._room = SharedRoom(folder, NAME, capacity_bytes)
         self._restore()
-        self._found = len(self._keys)
 
     def stored(self) -> list[tuple[bytes, int]]:
         """Key and slot of what this process knows to be here, oldest use first when it was opened."""
-        with self._index:
-            return [(key, slot) for slot, key in self._keys.items()]
+        return self._known.stored()
 
     def appeared(self) -> list[bytes]:
         """Keys that have come to be here since the last call and that no slot of this process stands for, oldest use
@@ -81,74 +78,49 @@ class DiskFolder:
             if self._closed:
                 return []
             here = [key for key in map(self._key_of, self._names()) if key is not None]
-            with self._index:
-                known = self._seen.union(self._keys.values())
-                self._seen = set(here)
+            known = self._seen | self._known.keys()
+            self._seen = set(here)
         return [key for key in here if key not in known]
 
-    def write(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+    def write(self, blocks: Blocks) -> list[Reason | None]:
         """As `DiskStore.write`; a block that is there under its key already is not written again."""
-        for placed in blocks:
-            check_block(placed, self.slots, self.block_bytes)
+        batch = batch_of(blocks, self.slots, self.block_bytes)
         reasons: list[Reason | None] = []
         with self._turn:
             at_once = min(AT_ONCE, self.slots)
-            for first in range(0, len(blocks), at_once):
-                reasons += self._write(blocks[first : first + at_once])
-            with self._index:
-                for (slot, key, _), reason in zip(blocks, reasons, strict=True):
-                    self._keys.pop(slot, None)
+            for first in range(0, len(batch), at_once):
+                reasons += self._write(batch, range(first, min(len(batch), first + at_once)))
+            self._known.remove(batch.slots.tolist())
+            if self._known.aside:
+                for key, reason in zip(batch.keys, reasons, strict=True):
                     if reason is None:
-                        self._keys[slot] = key
-                        self._aside.pop(key, None)
-        self._counts.written(reasons)
+                        self._known.aside.pop(key, None)
+            self._known.written(batch, reasons)
         return reasons
 
-    def read(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+    def read(self, blocks: Blocks) -> list[Reason | None]:
         """As `DiskStore.read`; the slot need not be the one under which the key was stored."""
-        for placed in blocks:
-            check_block(placed, self.slots, self.block_bytes)
-        reasons: list[Reason | None] = [None] * len(blocks)
+        batch = batch_of(blocks, self.slots, self.block_bytes, writable=True)
+        reasons: list[Reason | None] = [None] * len(batch)
         with self._turn:
 
             def act(index: int) -> None:
-                reasons[index] = "closed" if self._closed else self._read(blocks[index])
+                reasons[index] = "closed" if self._closed else self._read(batch[index])
 
-            self._helped.each(act, range(len(blocks)))
-            with self._index:
-                for (slot, key, _), reason in zip(blocks, reasons, strict=True):
-                    if reason is None:
-                        self._keys[slot] = key
-                    elif reason != "closed" and self._keys.get(slot) == key:
-                        del self._keys[slot]
-        self._counts.read(reasons)
+            self._helped.each(act, self._read_all(batch))
+            self._known.read(batch, reasons, from_anywhere=True)
         return reasons
 
     def forget(self, slots: Sequence[int]) -> None:
         """Their blocks are gone for the other processes as well."""
         with self._turn:
-            with self._index:
-                keys = [self._keys.pop(slot) for slot in slots if slot in self._keys]
+            keys = self._known.remove(slots)
             if not self._closed:
                 for key in keys:
                     self._room.remove(self._name(key))
 
     def stats(self) -> DiskStats:
-        with self._index:
-            blocks, left = len(self._keys), dict(self._left)
-        return DiskStats(
-            slots=self.slots,
-            blocks=blocks,
-            block_bytes=self.block_bytes,
-            file_bytes=self._room.capacity_bytes,
-            hits=self._counts.hits,
-            writes=self._counts.writes,
-            evictions=self._room.evictions,
-            misses=self._counts.misses,
-            refusals=self._counts.refusals,
-            found=self._found,
-            left_aside=MappingProxyType(left),
-        )
+        return self._known.stats(self.slots, self.block_bytes, self._room.capacity_bytes, self._room.evictions)
 
     def close(self) -> None:
         with self._turn:
@@ -160,7 +132,7 @@ class DiskFolder:
     # ---- files
 
     def _name(self, key: bytes) -> str:
-        return f"{self.identity.fingerprint.hex()[:16]}-{self.identity.layout.hex()[:16]}-{key.hex()}"
+        return self._prefix + key.hex()
 
     def _key_of(self, name: str) -> bytes | None:
         key = bytes.fromhex(name[-64:])
@@ -171,30 +143,66 @@ class DiskFolder:
             return [file.name for file in self._room.files()]
         return []
 
-    def _write(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+    # ---- whole batches
+
+    def _read_all(self, batch: Batch) -> list[int]:
+        """What is left to do."""
+        everything = np.arange(len(batch))
+        if self._native is None or self._closed:
+            return everything.tolist()
+        native, fresh_since = self._native, int(time.time() - TOUCH_SECONDS)
+        states, begun = np.full(len(batch), FAILED, np.uint8), np.zeros(1, np.int64)
+        arguments = batch.arguments(everything, self._heading, states)
+
+        def read() -> None:
+            native.read_files(self._room.descriptor, self._prefix, fresh_since, *arguments, begun)
+
+        if len(batch) > 1 and len(batch) * self.block_bytes >= WORTH_HELP:
+            self._helped.both(read)
+        else:
+            read()
+        for index in np.flatnonzero(states == STALE).tolist():
+            self._touch(batch.keys[index])
+        return np.flatnonzero(states == FAILED).tolist()
+
+    def _write(self, batch: Batch, part: range) -> list[Reason | None]:
         if self._closed:
-            return ["closed"] * len(blocks)
-        lacking = {placed.key: placed for placed in blocks if not self._touch(placed.key)}
-        reasons: dict[bytes, Reason | None] = {}
+            return ["closed"] * len(part)
+        lacking = {batch.keys[index]: index for index in part if not self._touch(batch.keys[index])}
         made = self._room.make(len(lacking), HEADER_BYTES + self.block_bytes) if lacking else []
         if isinstance(made, str):
-            reasons = dict.fromkeys(lacking, made)
+            reasons: list[Reason | None] = [made] * len(lacking)
         else:
-            for (key, placed), (part, descriptor) in zip(lacking.items(), made, strict=True):
-                reasons[key] = self._fill(placed, part, descriptor)
-        return [reasons.get(placed.key) for placed in blocks]
+            reasons = self._fill(batch, np.array(list(lacking.values()), np.int64), made)
+        found = dict(zip(lacking, reasons, strict=True))
+        return [found.get(batch.keys[index]) for index in part]
 
-    def _fill(self, placed: Placed, part: str, descriptor: int) -> Reason | None:
+    def _fill(self, batch: Batch, indices: Int64, made: list[tuple[str, int]]) -> list[Reason | None]:
+        """Put each block into its file, which then has its name or is gone."""
+        states = np.full(len(indices), FAILED, np.uint8)
+        if self._native is not None and made:
+            descriptors = np.array([descriptor for _, descriptor in made], np.int64)
+            self._native.write_files(descriptors, *batch.arguments(indices, self._heading, states))
+        reasons: list[Reason | None] = []
+        for index, state, (part, descriptor) in zip(indices.tolist(), states.tolist(), made, strict=True):
+            placed = batch[index]
+            reason = None if state == DONE else self._fill_one(placed, part, descriptor)
+            if reason is None:
+                reason = self._room.publish(part, self._name(placed.key))
+            else:
+                self._room.remove(part)
+            reasons.append(reason)
+        return reasons
+
+    # ---- one by one
+
+    def _fill_one(self, placed: Placed, part: str, descriptor: int) -> Reason | None:
         block = memoryview(placed.block).cast("B")
         header = Header(placed.key, self.identity, len(block), 0, block_checksum(block)).encoded()
         try:
-            reason = write_all(self._calls, descriptor, [memoryview(header), block], 0)
+            return write_all(self._calls, descriptor, [memoryview(header), block], 0)
         finally:
             os.close(descriptor)
-        if reason is None:
-            return self._room.publish(part, self._name(placed.key))
-        self._room.remove(part)
-        return reason
 
     def _touch(self, key: bytes) -> bool:
         """Note a use, if it is here."""
@@ -210,7 +218,7 @@ class DiskFolder:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(name, flags, dir_fd=self._room.descriptor)
         except FileNotFoundError:
-            return self._aside.get(placed.key, "absent")
+            return self._known.aside.get(placed.key, "absent")
         except OSError as error:
             return reason_of(error)
         try:
@@ -236,9 +244,9 @@ class DiskFolder:
                 continue
             same_model = model == self.identity.fingerprint.hex()[:16]
             reason: Reason = "wrong_layout" if same_model else "wrong_fingerprint"
-            self._left[reason] += 1
-            if key not in self._seen and (same_model or key not in self._aside):
-                self._aside[key] = reason
+            self._known.left[reason] += 1
+            if key not in self._seen and (same_model or key not in self._known.aside):
+                self._known.aside[key] = reason
         if len(here) > self.slots:
-            self._left["no_room"] += len(here) - self.slots
-        self._keys.update(enumerate(here[-self.slots :]))
+            self._known.left["no_room"] += len(here) - self.slots
+        self._known.restore(dict(enumerate(here[-self.slots :])))

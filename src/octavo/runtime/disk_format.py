@@ -8,12 +8,14 @@
 
 Owns encoding, checking and where each slot lies; opens nothing. Neighbouring slots of a segment are neighbours in the
 file, headers and blocks alike, so a run of them is two reads; and a pool grows by segments without moving any block.
-Invariant: `checked` accepts a header only as a whole, by its own SHA-256, and names the first thing that does not
-match; the block's checksum is in the header and is compared by the reader.
+Invariant: `checked` accepts a header only as a whole, by its own checksum, and names the first thing that does not
+match; the block's checksum is in the header and is compared by the reader. native/block_files.cpp proves whole batches
+by the same bytes, and leaves to this module whatever it cannot prove.
 
-A block's checksum is XXH3 of 128 bits: it is there for flipped bits, lost ends and torn writes. Against somebody who
-may write the file no checksum without a secret helps; the file's mode keeps them out. It ran at 64 GB/s a core where
-CRC-32 ran at 4.3, SHA-256 at 1.8 and BLAKE2b at 0.95, and what a disk is asked for is mostly in the page cache.
+Checksums are XXH3 of 128 bits: they are there for flipped bits, lost ends and torn writes. Against somebody who may
+write the file no checksum without a secret helps; the file's mode keeps them out. It ran at 64 GB/s a core where CRC-32
+ran at 4.3, SHA-256 at 1.8 and BLAKE2b at 0.95, and what a disk is asked for is mostly in the page cache. What names
+things is SHA-256: keys, and the digests of an identity.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ Reason = Literal[
 """Why a block was not served, or not kept."""
 
 POOL_MAGIC, RECORD_MAGIC = b"octavoPL", b"octavoBK"
-VERSION = 2
+VERSION = 3
 POOL_BYTES = 4096
 HEADER_BYTES = 512
 KEY_BYTES = 32
@@ -57,13 +59,15 @@ CHECKSUM_BYTES = 16
 PAGE_BYTES = 4096
 SEGMENT_SLOTS = 64
 
+_OWN = HEADER_BYTES - CHECKSUM_BYTES
+"""Where a header's own checksum lies: of all before it."""
 _POOL = struct.Struct("<8sIIQ")
 _RECORD = struct.Struct("<8sII32s32s32sQQ16s")
-"""Magic, version, zero, key, fingerprint, layout, payload length, age, payload checksum; then the header's own."""
+"""Magic, version, zero, key, fingerprint, layout, payload length, age, payload checksum."""
 
 
 def checksum(data: Buffer) -> bytes:
-    """Of small things: headers, and what an identity is made of."""
+    """Of what an identity is made of, and of the head of a pool."""
     return hashlib.sha256(data).digest()
 
 
@@ -105,7 +109,8 @@ class Header:
             self.age,
             self.payload_checksum,
         )
-        return (fields + checksum(fields)).ljust(HEADER_BYTES, b"\0")
+        before = fields.ljust(_OWN, b"\0")
+        return before + block_checksum(before)
 
     def mismatch(self, identity: Identity, payload_bytes: int) -> Reason | None:
         """Why a block with this header, itself undamaged, is not one that this engine may read."""
@@ -124,17 +129,27 @@ def checked(raw: Buffer) -> Header | Reason:
     if not any(data):
         return "absent"
     magic, version, _, key, fingerprint, layout, length, age, payload_checksum = _RECORD.unpack_from(data)
-    fields = data[: _RECORD.size]
-    if magic != RECORD_MAGIC or data[_RECORD.size :] != checksum(fields).ljust(HEADER_BYTES - _RECORD.size, b"\0"):
-        return "bad_header"
+    if magic != RECORD_MAGIC or data[_OWN:] != block_checksum(data[:_OWN]):
+        return "wrong_version" if _is_of_version_2(data) else "bad_header"
     if version != VERSION:
         return "wrong_version"
     return Header(key, Identity(fingerprint, layout), length, age, payload_checksum)
 
 
-def published_checksum(head: memoryview) -> memoryview:
-    """Of the block of a header that is known to be sound."""
-    return head[_RECORD.size - CHECKSUM_BYTES : _RECORD.size]
+def _is_of_version_2(data: bytes) -> bool:
+    """Its headers had a SHA-256 of their own, behind the same fields."""
+    fields = data[: _RECORD.size]
+    sound = data[_RECORD.size :] == checksum(fields).ljust(HEADER_BYTES - _RECORD.size, b"\0")
+    return sound and _RECORD.unpack(fields)[:2] == (RECORD_MAGIC, 2)
+
+
+def heading(identity: Identity, payload_bytes: int) -> bytes:
+    """A header as it is for every block of a store: without key, age and checksums."""
+    return (
+        Header(bytes(KEY_BYTES), identity, payload_bytes, 0, bytes(CHECKSUM_BYTES))
+        .encoded()[:_OWN]
+        .ljust(HEADER_BYTES, b"\0")
+    )
 
 
 def disproved(head: Buffer, key: bytes, identity: Identity, block: memoryview) -> Reason | None:

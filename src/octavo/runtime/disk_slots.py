@@ -1,7 +1,8 @@
 """Blocks in the slots of one preallocated file: written, proven when read, found again after a restart.
 
 Owns the file and what lies in it; who chooses the slots, and what goes for want of room, is the caller's. A run of
-neighbouring slots is one call to the system, into or out of the caller's own memory.
+neighbouring slots is one call to the system, into or out of the caller's own memory. A batch is one call of the
+extension; what it could not do, or all where there is none, is done here run by run, and gets its reasons.
 
     write: old headers zeroed -> blocks written -> new headers written    a crash leaves the old block, none or the new
     read:  headers and blocks read -> header checked -> block's checksum compared -> served, or a miss with a reason
@@ -15,13 +16,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
+
+import numpy as np
 
 from octavo.errors import ConfigError
+from octavo.runtime.disk_batch import Batch, Int64, Placed, batch_of
 from octavo.runtime.disk_files import (
     FIELD,
     RealSyscalls,
@@ -44,10 +46,10 @@ from octavo.runtime.disk_format import (
     checked,
     disproved,
     encoded_pool,
+    heading,
     pool_stride,
-    published_checksum,
 )
-from octavo.runtime.disk_store import Counts, DiskStats, Helped, Placed, check_block
+from octavo.runtime.disk_store import WORTH_HELP, Blocks, DiskStats, Helped, Known, slots_of
 
 RUN_BYTES = 1 << 20
 """At most, of a run of more than one block: what has been read is still in the processor's cache when it is hashed."""
@@ -72,21 +74,16 @@ class DiskSlots:
         self.identity = identity
         self.block_bytes = block_bytes
         self.places = Places.of(max(1, block_bytes))
-        self.slots = self.places.slots_in(capacity_bytes)
-        if block_bytes < 1 or self.slots < 1:
-            need = self.places.file_bytes(1)
-            raise ConfigError("disk_bytes", capacity_bytes, f"one block of {block_bytes} bytes takes {need}; give more")
+        need = self.places.file_bytes(1)
+        self.slots = slots_of(capacity_bytes, self.places.slots_in(capacity_bytes), block_bytes, need)
         self._calls = syscalls or RealSyscalls()
+        self._native = self._calls.whole_batches(block_bytes)
+        self._heading = heading(identity, block_bytes)
         self._turn = threading.Lock()  # one read or write of the file at a time
-        self._index = threading.Lock()  # never held over a system call
-        self._keys: dict[int, bytes] = {}  # what lies where, oldest write first
-        self._aside: dict[bytes, Reason] = {}
+        self._known = Known()
         self._aside_slots: dict[int, bytes] = {}
-        self._proven: dict[int, bytes] = {}  # of headers that were checked in full for the slot's key
         self._age = 0
-        self._counts = Counts()
         self._helped = Helped("octavo-disk-read")
-        self._left: Counter[Reason] = Counter()
         self._padding = memoryview(bytearray(self.places.stride - block_bytes))
         self._descriptor = open_alone(path)
         try:
@@ -94,62 +91,46 @@ class DiskSlots:
         except BaseException:
             self.close()
             raise
-        self._found = len(self._keys)
 
     def stored(self) -> list[tuple[bytes, int]]:
         """Key and slot of what is thought to be here, oldest write first."""
-        with self._index:
-            return [(key, slot) for slot, key in self._keys.items()]
+        return self._known.stored()
 
-    def write(self, blocks: Sequence[Placed]) -> list[Reason | None]:
-        for placed in blocks:
-            check_block(placed, self.slots, self.block_bytes)
-        reasons: list[Reason | None] = [None] * len(blocks)
+    def write(self, blocks: Blocks) -> list[Reason | None]:
+        batch = batch_of(blocks, self.slots, self.block_bytes)
+        reasons: list[Reason | None] = [None] * len(batch)
         with self._turn:
-            with self._index:
-                for slot, key, _ in blocks:
-                    self._keys.pop(slot, None)
-                    self._proven.pop(slot, None)
-                    self._aside.pop(key, None)
-                    self._aside.pop(self._aside_slots.pop(slot, b""), None)
-            for run in self._runs(blocks, range(len(blocks))):
-                self._act(self._write_run, blocks, run, reasons)
-            with self._index:
-                self._keys.update((b.slot, b.key) for b, reason in zip(blocks, reasons, strict=True) if reason is None)
-        self._counts.written(reasons)
+            slots = batch.slots.tolist()
+            self._known.remove(slots)
+            if self._known.aside:
+                for slot, key in zip(slots, batch.keys, strict=True):
+                    self._known.aside.pop(key, None)
+                    self._known.aside.pop(self._aside_slots.pop(slot, b""), b"")
+            order = batch.in_order(np.arange(len(batch)))
+            for run in self._runs(batch, self._write_all(batch, order)):
+                self._act(self._write_run, batch, run, reasons)
+            self._known.written(batch, reasons)
         return reasons
 
-    def read(self, blocks: Sequence[Placed]) -> list[Reason | None]:
-        for placed in blocks:
-            check_block(placed, self.slots, self.block_bytes)
+    def read(self, blocks: Blocks) -> list[Reason | None]:
+        batch = batch_of(blocks, self.slots, self.block_bytes, writable=True)
         with self._turn:
-            with self._index:
-                reasons = [None if self._keys.get(slot) == key else self._why_not(key) for slot, key, _ in blocks]
-            here = [index for index, reason in enumerate(reasons) if reason is None]
-            runs = self._runs(blocks, here)
-            self._helped.each(lambda run: self._act(self._read_run, blocks, run, reasons), runs)
-            with self._index:
-                for index in here:
-                    if reasons[index] not in (None, "closed"):
-                        self._keys.pop(blocks[index].slot, None)
-        self._counts.read(reasons)
+            reasons: list[Reason | None] = ["closed"] * len(batch)
+            if self._descriptor >= 0:
+                reasons = self._known.lies_in(batch)
+            here = np.array([index for index, reason in enumerate(reasons) if reason is None], np.int64)
+            runs = self._runs(batch, self._read_all(batch, batch.in_order(here)))
+            self._helped.each(lambda run: self._act(self._read_run, batch, run, reasons), runs)
+            self._known.read(batch, reasons)
         return reasons
 
     def forget(self, slots: Sequence[int]) -> None:
         """Waits for the turn under way."""
         with self._turn:
+            self._known.remove(slots)
             for slot in slots:
-                with self._index:
-                    self._keys.pop(slot, None)
-                    self._proven.pop(slot, None)
                 if self._descriptor >= 0:
                     self._unpublish(slot, 1)
-
-    def missing(self, key: bytes) -> Reason:
-        """Count a miss of a key that lies in no slot, and say why: an earlier run may have left it in another form."""
-        reason = self._why_not(key)
-        self._counts.read([reason])
-        return reason
 
     def flush(self) -> Reason | None:
         """Ask the disk to have everything; nothing relies on it."""
@@ -163,21 +144,7 @@ class DiskSlots:
         return None
 
     def stats(self) -> DiskStats:
-        with self._index:
-            blocks, left = len(self._keys), dict(self._left)
-        return DiskStats(
-            slots=self.slots,
-            blocks=blocks,
-            block_bytes=self.block_bytes,
-            file_bytes=self.places.file_bytes(self.slots),
-            hits=self._counts.hits,
-            writes=self._counts.writes,
-            evictions=0,
-            misses=self._counts.misses,
-            refusals=self._counts.refusals,
-            found=self._found,
-            left_aside=MappingProxyType(left),
-        )
+        return self._known.stats(self.slots, self.block_bytes, self.places.file_bytes(self.slots))
 
     def close(self) -> None:
         """Give the file up; what is in it stays. Later reads and writes say `closed`."""
@@ -187,37 +154,69 @@ class DiskSlots:
             self._descriptor = -1
         self._helped.close()
 
-    # ---- runs of neighbouring slots
+    # ---- whole batches; what these return is left to do
 
-    def _why_not(self, key: bytes) -> Reason:
-        return "closed" if self._descriptor < 0 else self._aside.get(key, "absent")
+    def _file(self) -> list[int]:
+        """For the extension: where slots lie in what."""
+        return [self._descriptor, POOL_BYTES, SEGMENT_SLOTS, self.places.stride]
+
+    def _write_all(self, batch: Batch, order: Int64) -> Int64:
+        slots = batch.slots[order]
+        twice = bool((slots[1:] == slots[:-1]).any())  # the later one would come first, if only it were left
+        if self._native is None or self._descriptor < 0 or twice:
+            return order
+        states = np.ones(len(order), np.uint8)
+        self._native.write_slots(self._file(), slots, *batch.arguments(order, self._heading, states), self._age + 1)
+        self._age += len(order)
+        left: Int64 = order[states != 0]
+        return left
+
+    def _read_all(self, batch: Batch, order: Int64) -> Int64:
+        if self._native is None or not len(order):
+            return order
+        native, file, slots = self._native, self._file(), batch.slots[order]
+        states, begun = np.ones(len(order), np.uint8), np.zeros(1, np.int64)
+        arguments = batch.arguments(order, self._heading, states)
+
+        def read() -> None:
+            native.read_slots(file, slots, *arguments, begun)
+
+        if len(order) > 1 and len(order) * self.block_bytes >= WORTH_HELP:
+            self._helped.both(read)
+        else:
+            read()
+        left: Int64 = order[states != 0]
+        return left
+
+    # ---- runs of neighbouring slots
 
     def _act(
         self,
-        on_run: Callable[[Sequence[Placed]], list[Reason | None]],
-        blocks: Sequence[Placed],
+        on_run: Callable[[list[Placed]], list[Reason | None]],
+        batch: Batch,
         run: Sequence[int],
         reasons: list[Reason | None],
     ) -> None:
         """Note what becomes of each block. A run that fails is tried block by block: one bad sector is one miss."""
         found: list[Reason | None] = ["closed"] * len(run)
         if self._descriptor >= 0:
-            found = on_run([blocks[index] for index in run])
+            found = on_run([batch[index] for index in run])
             if len(run) > 1 and None not in found:
-                found = [on_run([blocks[index]])[0] for index in run]
+                found = [on_run([batch[index]])[0] for index in run]
         for index, reason in zip(run, found, strict=True):
             reasons[index] = reason
 
-    def _runs(self, blocks: Sequence[Placed], indices: Sequence[int]) -> list[list[int]]:
-        """The indices, grouped where their slots are neighbours in one segment, in the order of the file."""
+    def _runs(self, batch: Batch, order: Int64) -> list[list[int]]:
+        """The indices, grouped where their slots are neighbours in one segment."""
         most = max(1, RUN_BYTES // self.places.stride)
         runs: list[list[int]] = []
-        for index in sorted(indices, key=lambda i: blocks[i].slot):
-            slot = blocks[index].slot
-            if runs and len(runs[-1]) < most and slot == blocks[runs[-1][-1]].slot + 1 and slot % SEGMENT_SLOTS:
+        before = -1
+        for index, slot in zip(order.tolist(), batch.slots[order].tolist(), strict=True):
+            if runs and len(runs[-1]) < most and slot == before + 1 and slot % SEGMENT_SLOTS:
                 runs[-1].append(index)
             else:
                 runs.append([index])
+            before = slot
         return runs
 
     def _as_in_the_file(self, blocks: list[memoryview]) -> list[memoryview]:
@@ -252,17 +251,10 @@ class DiskSlots:
         reason = reason or read_into(self._calls, self._descriptor, pieces, self.places.block(first))
         if reason is not None:
             return [reason] * len(run)
-        found: list[Reason | None] = []
-        for at, (slot, key, _) in enumerate(run):
-            head, block = heads[at * HEADER_BYTES : (at + 1) * HEADER_BYTES], blocks[at]
-            mark = block_checksum(head)
-            if self._proven.get(slot) == mark:
-                found.append(None if block_checksum(block) == published_checksum(head) else "bad_checksum")
-            else:
-                found.append(disproved(head, key, self.identity, block))
-                if found[-1] is None:
-                    self._proven[slot] = mark
-        return found
+        return [
+            disproved(heads[at * HEADER_BYTES : (at + 1) * HEADER_BYTES], key, self.identity, blocks[at])
+            for at, (_, key, _) in enumerate(run)
+        ]
 
     # ---- what an earlier run left
 
@@ -277,7 +269,7 @@ class DiskSlots:
         if isinstance(found, int):
             self._scan(Places(found), size)
         elif found != "absent":
-            self._left[found] += 1
+            self._known.left[found] += 1
         if found != self.places.stride:
             self._format()
         preallocate(self._descriptor, self.places.file_bytes(self.slots), self.path)
@@ -300,7 +292,7 @@ class DiskSlots:
         for slot, header in self._headers(places, size):
             if not isinstance(header, Header):
                 if header != "absent":
-                    self._left[header] += 1
+                    self._known.left[header] += 1
                 continue
             self._age = max(self._age, header.age)
             reason = header.mismatch(self.identity, self.block_bytes)
@@ -309,15 +301,15 @@ class DiskSlots:
             if reason is None and slot >= self.slots:
                 reason = "no_room"
             if reason is not None:
-                self._left[reason] += 1
-                self._aside[header.key] = reason
+                self._known.left[reason] += 1
+                self._known.aside[header.key] = reason
                 if places == self.places:
                     self._aside_slots[slot] = header.key
             elif header.age > newest.get(header.key, (-1, 0))[0]:
                 newest[header.key] = (header.age, slot)
-        self._keys.update((slot, key) for key, (_, slot) in sorted(newest.items(), key=lambda item: item[1]))
+        self._known.restore({slot: key for key, (_, slot) in sorted(newest.items(), key=lambda item: item[1])})
         for key in newest:
-            self._aside.pop(key, None)
+            self._known.aside.pop(key, None)
 
     def _headers(self, places: Places, size: int) -> Iterator[tuple[int, Header | Reason]]:
         for first in count(0, SEGMENT_SLOTS):

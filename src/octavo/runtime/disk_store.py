@@ -1,7 +1,7 @@
-"""What a store of blocks on disk offers, whichever form it has, and what it counts.
+"""What a store of blocks on disk offers, whichever form it has, what it knows of them and what it counts.
 
 A store has slots, chosen by its caller, and says of every block that it does not keep or serve why not. Owns the
-words, the counting, and the second thread of a read; opens nothing.
+words, which key is thought to lie in which slot, the counting, and the second thread of a read; opens nothing.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from octavo.errors import InvariantViolation
-from octavo.runtime.disk_format import KEY_BYTES, Buffer, Reason
+from octavo.errors import ConfigError
+from octavo.runtime.disk_batch import Batch, Placed
+from octavo.runtime.disk_format import Reason
 
 Item = TypeVar("Item")
-
-
-class Placed(NamedTuple):
-    """A block to write to its slot, or the memory to read it into."""
-
-    slot: int
-    key: bytes
-    block: Buffer
+Blocks = Batch | Sequence[Placed]
+WORTH_HELP = 1 << 19
+"""Bytes of a batch that two threads read sooner than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +62,11 @@ class DiskStore(Protocol):
         """Key and slot of what is thought to be here, the one to go first foremost; only `read` proves it."""
         ...
 
-    def write(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+    def write(self, blocks: Blocks) -> list[Reason | None]:
         """Write each block to its slot, over what is there; of each that is not kept, why."""
         ...
 
-    def read(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+    def read(self, blocks: Blocks) -> list[Reason | None]:
         """Fill each block's memory; of each that is not served, why, and its memory holds nothing to rely on."""
         ...
 
@@ -85,44 +81,109 @@ class DiskStore(Protocol):
         ...
 
 
-class Counts:
-    """What came of reads and writes, from any thread."""
+class Known:
+    """Which key is thought to lie in which slot, of which keys an earlier run left what may not be served, and what
+    came of reads and writes. Called from any thread; never waits for a disk."""
 
     def __init__(self) -> None:
+        self.left: Counter[Reason] = Counter()
+        """Blocks of an earlier run that may not be served."""
+        self.aside: dict[bytes, Reason] = {}
+        self.found = 0
         self._lock = threading.Lock()
-        self.hits = self.writes = 0
+        self._keys: dict[int, bytes] = {}
+        self._hits = self._writes = 0
         self._misses: Counter[Reason] = Counter()
         self._refusals: Counter[Reason] = Counter()
 
-    def read(self, reasons: Sequence[Reason | None]) -> None:
-        with self._lock:
-            self.hits += reasons.count(None)
-            self._misses.update(reason for reason in reasons if reason is not None)
+    def restore(self, keys: Mapping[int, bytes]) -> None:
+        """What an earlier run left, the one to go first foremost."""
+        self._keys.update(keys)
+        self.found = len(keys)
 
-    def written(self, reasons: Sequence[Reason | None]) -> None:
+    def stored(self) -> list[tuple[bytes, int]]:
         with self._lock:
-            self.writes += reasons.count(None)
+            return [(key, slot) for slot, key in self._keys.items()]
+
+    def keys(self) -> set[bytes]:
+        with self._lock:
+            return set(self._keys.values())
+
+    def lies_in(self, batch: Batch) -> list[Reason | None]:
+        """None of each block whose key lies in its slot, of others why not."""
+        with self._lock:
+            there = list(map(self._keys.get, batch.slots.tolist()))
+            if there == list(batch.keys):
+                return [None] * len(there)
+            absent: Reason = "absent"
+            pairs = zip(there, batch.keys, strict=True)
+            return [None if found == key else self.aside.get(key, absent) for found, key in pairs]
+
+    def remove(self, slots: Sequence[int]) -> list[bytes]:
+        """What lay in them."""
+        with self._lock:
+            return [self._keys.pop(slot) for slot in slots if slot in self._keys]
+
+    def written(self, batch: Batch, reasons: Sequence[Reason | None]) -> None:
+        """Into slots that `remove` has emptied."""
+        with self._lock:
+            self._note(batch, reasons)
+            self._writes += reasons.count(None)
             self._refusals.update(reason for reason in reasons if reason is not None)
 
-    @property
-    def misses(self) -> Mapping[Reason, int]:
+    def read(self, batch: Batch, reasons: Sequence[Reason | None], *, from_anywhere: bool = False) -> None:
+        """What was asked for and could not be read lies there no more. `from_anywhere`: what could be read lies where
+        it was asked for, whatever was known."""
         with self._lock:
-            return MappingProxyType(dict(self._misses))
+            self._hits += reasons.count(None)
+            if from_anywhere:
+                self._note(batch, reasons)
+            if reasons.count(None) == len(reasons):
+                return
+            for slot, key, reason in zip(batch.slots.tolist(), batch.keys, reasons, strict=True):
+                if reason not in (None, "closed") and self._keys.get(slot) == key:
+                    del self._keys[slot]
+            self._misses.update(reason for reason in reasons if reason is not None)
 
-    @property
-    def refusals(self) -> Mapping[Reason, int]:
+    def _note(self, batch: Batch, reasons: Sequence[Reason | None]) -> None:
+        pairs = zip(batch.slots.tolist(), batch.keys, strict=True)
+        if reasons.count(None) == len(reasons):
+            self._keys.update(pairs)
+        else:
+            self._keys.update(pair for pair, reason in zip(pairs, reasons, strict=True) if reason is None)
+
+    def stats(self, slots: int, block_bytes: int, file_bytes: int, evictions: int = 0) -> DiskStats:
         with self._lock:
-            return MappingProxyType(dict(self._refusals))
+            return DiskStats(
+                slots=slots,
+                blocks=len(self._keys),
+                block_bytes=block_bytes,
+                file_bytes=file_bytes,
+                hits=self._hits,
+                writes=self._writes,
+                evictions=evictions,
+                misses=MappingProxyType(dict(self._misses)),
+                refusals=MappingProxyType(dict(self._refusals)),
+                found=self.found,
+                left_aside=MappingProxyType(dict(self.left)),
+            )
 
 
 class Helped:
-    """Work on a list by the caller and one thread beside it: while one copies, the other hashes."""
+    """Work by the caller and one thread beside it."""
 
     def __init__(self, name: str) -> None:
         self._helper = ThreadPoolExecutor(1, name)
 
+    def both(self, act: Callable[[], None]) -> None:
+        """Do it in both threads, and return when all is done. A helper that is not free leaves it to the caller."""
+        helper = self._helper.submit(act)
+        act()
+        if not helper.cancel():
+            helper.result()
+
     def each(self, act: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """Return when all are done. A helper that is not free leaves everything to the caller."""
+        """Do it for each item, in whichever thread is free."""
         left = deque(items)
 
         def work() -> None:
@@ -133,22 +194,17 @@ class Helped:
                     return
                 act(item)
 
-        helper = self._helper.submit(work) if len(items) > 1 else None
-        work()
-        if helper is not None and not helper.cancel():
-            helper.result()
+        if len(items) > 1:
+            self.both(work)
+        else:
+            work()
 
     def close(self) -> None:
         self._helper.shutdown()
 
 
-def check_block(placed: Placed, slots: int, block_bytes: int) -> None:
-    """Raises `InvariantViolation` for what no store of such slots and blocks can be asked for."""
-    slot, key, block = placed
-    size = memoryview(block).nbytes
-    if not 0 <= slot < slots or len(key) != KEY_BYTES or size != block_bytes:
-        raise InvariantViolation(
-            "disk-block",
-            f"slot {slot}, key of {len(key)} bytes and block of {size}, where 0..{slots - 1}, {KEY_BYTES} and "
-            f"{block_bytes} belong",
-        )
+def slots_of(capacity_bytes: int, slots: int, block_bytes: int, need: int) -> int:
+    """The slots, where there is one. Raises `ConfigError`; `need`: bytes that one block takes."""
+    if block_bytes < 1 or slots < 1:
+        raise ConfigError("disk_bytes", capacity_bytes, f"one block of {block_bytes} bytes takes {need}; give more")
+    return slots

@@ -24,7 +24,7 @@ from octavo.memory.transfers import LANES, SIDES, Ended, Lane, Notice, Order, St
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
 from octavo.runtime.disk_format import KEY_BYTES
-from octavo.runtime.disk_store import DiskStore, Placed
+from octavo.runtime.disk_store import DiskStore
 
 Clock = Callable[[], float]
 
@@ -356,9 +356,6 @@ class Mover:
             return [""] * len(sources)
         stores = order.route == "store"
         on_disk, on_host = (targets, sources) if stores else (sources, targets)
-        blocks = [
-            Placed(slot, key, self.copier.host_block(group, host_slot))
-            for slot, key, host_slot in zip(on_disk, order.keys[part], on_host, strict=True)
-        ]
+        blocks = self.copier.host_blocks(group, on_host, on_disk, order.keys[part])
         act = self.disk[group].write if stores else self.disk[group].read
         return [reason or "" for reason in act(blocks)]

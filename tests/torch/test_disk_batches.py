@@ -1,0 +1,249 @@
+"""Whole batches in one call of the extension: the same file, the same proofs and the same reasons as one by one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from contextlib import closing
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.torch.disk_faults import MODEL, Faulty, flip, key
+
+from octavo.errors import InvariantViolation
+from octavo.runtime.disk_batch import Batch, extension
+from octavo.runtime.disk_files import RealSyscalls
+from octavo.runtime.disk_folder import DiskFolder
+from octavo.runtime.disk_format import HEADER_BYTES, SEGMENT_SLOTS, Header, Identity, Places, block_checksum, checksum
+from octavo.runtime.disk_slots import DiskSlots
+from octavo.runtime.disk_store import Placed
+
+pytestmark = pytest.mark.skipif(extension() is None, reason="the native module was not built")
+
+SIZE = 5000  # with padding in the file
+PLACES = Places.of(SIZE)
+SLOTS = SEGMENT_SLOTS + 20
+
+
+class Batches(RealSyscalls):
+    """Whole batches, and nothing else: whoever falls back to single calls is told."""
+
+    def __init__(self):
+        self.single = 0
+
+    def pwritev(self, descriptor, buffers, offset):
+        self.single += 1
+        return super().pwritev(descriptor, buffers, offset)
+
+    def preadv(self, descriptor, buffers, offset):
+        self.single += 1
+        return super().preadv(descriptor, buffers, offset)
+
+
+def payload(n, version=0):
+    return random.Random(n * 1000 + version).randbytes(SIZE)
+
+
+def store(kind, path, syscalls=None, slots=SLOTS):
+    if kind == "folder":
+        return DiskFolder(path, MODEL, SIZE, slots * (HEADER_BYTES + SIZE), syscalls)
+    return DiskSlots(path, MODEL, SIZE, PLACES.file_bytes(slots), syscalls)
+
+
+def put(disk, numbers, version=0):
+    return disk.write([Placed(n, key(n), payload(n, version)) for n in numbers])
+
+
+def get(disk, numbers):
+    memory = [bytearray(SIZE) for _ in numbers]
+    reasons = disk.read([Placed(n, key(n), into) for n, into in zip(numbers, memory, strict=True)])
+    return [reason or bytes(into) for reason, into in zip(reasons, memory, strict=True)]
+
+
+def damage(kind, path, n, at):
+    """Flip a bit of block n's header (at < HEADER_BYTES) or of its data."""
+    if kind == "folder":
+        flip(next(path.glob(f"*{key(n).hex()}")), at)
+    elif at < HEADER_BYTES:
+        flip(path, PLACES.header(n) + at)
+    else:
+        flip(path, PLACES.block(n) + at - HEADER_BYTES)
+
+
+kinds = pytest.mark.parametrize("kind", ["slots", "folder"])
+
+
+@kinds
+def test_batches_read_what_single_calls_wrote_and_the_other_way_round(kind, tmp_path):
+    numbers = random.Random(1).sample(range(SLOTS), SLOTS)
+    calls = Batches()
+    for name, writer, reader in (("a", calls, Faulty()), ("b", Faulty(), calls)):
+        with closing(store(kind, tmp_path / name, writer)) as disk:
+            calls.single = 0
+            assert put(disk, numbers) == [None] * SLOTS
+            assert calls.single == 0
+        with closing(store(kind, tmp_path / name, reader)) as disk:
+            calls.single = 0
+            some = numbers[:50]
+            assert get(disk, some) == [payload(n) for n in some]
+            assert calls.single == 0
+
+
+def test_the_file_that_a_batch_writes_is_the_one_that_single_calls_write(tmp_path):
+    for name, calls in (("a", Batches()), ("b", Faulty())):
+        with closing(store("slots", tmp_path / name, calls)) as disk:
+            put(disk, range(3, SLOTS, 2))
+            put(disk, range(10), 1)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@kinds
+@pytest.mark.parametrize("at", [0, 8, 12, 16, 47, 48, 80, 112, 120, 128, 143, 144, 400, 496, 511, 512, 3000, 5511])
+def test_a_bit_that_flips_anywhere_in_a_batch_is_one_miss_and_the_others_are_served(kind, at, tmp_path):
+    path, bad = tmp_path / "disk", 7
+    with closing(store(kind, path)) as disk:
+        put(disk, range(16))
+        damage(kind, path, bad, at)
+        found = get(disk, range(16))
+        assert found.pop(bad) == ("bad_header" if at < HEADER_BYTES else "bad_checksum")
+        assert found == [payload(n) for n in range(16) if n != bad]
+        assert get(disk, [bad]) == ["absent"]
+        assert put(disk, [bad], 1) == [None]
+        assert get(disk, [bad, 8]) == [payload(bad, 1), payload(8)]
+
+
+@kinds
+def test_a_lost_end_is_a_miss_for_those_it_held_and_the_others_are_served(kind, tmp_path):
+    path = tmp_path / "disk"
+    with closing(store(kind, path)) as disk:
+        put(disk, range(12))
+        if kind == "folder":
+            for n in (10, 11):
+                os.truncate(next(path.glob(f"*{key(n).hex()}")), 4000)
+        else:
+            os.truncate(path, PLACES.block(10) + SIZE - 1)
+        assert get(disk, range(12)) == [payload(n) for n in range(10)] + ["truncated"] * 2
+
+
+@kinds
+def test_another_key_or_model_in_a_batch_is_a_miss_by_reason(kind, tmp_path):
+    path, other = tmp_path / "disk", Identity.of("model b", "layout a", "full")
+    with closing(store(kind, path)) as disk:
+        put(disk, range(6))
+        where = {n: (next(path.glob(f"*{key(n).hex()}")), 0) for n in range(6)} if kind == "folder" else {}
+        for n, header in (
+            (2, Header(key(9), MODEL, SIZE, 5, block_checksum(payload(2)))),
+            (4, Header(key(4), other, SIZE, 5, block_checksum(payload(4)))),
+        ):
+            file, start = where.get(n, (path, PLACES.header(n)))
+            with file.open("r+b") as opened:
+                opened.seek(start)
+                opened.write(header.encoded())
+        found = get(disk, range(6))
+        assert [found[2], found[4]] == ["wrong_key", "wrong_fingerprint"]
+        assert [found[n] for n in (0, 1, 3, 5)] == [payload(n) for n in (0, 1, 3, 5)]
+
+
+def old_header(n):
+    """As version 2 wrote them: the same fields, and a SHA-256 of their own behind."""
+    fields = bytearray(Header(key(n), MODEL, SIZE, n, block_checksum(payload(n))).encoded()[:144])
+    fields[8] = 2
+    return (bytes(fields) + checksum(fields)).ljust(HEADER_BYTES, b"\0")
+
+
+def test_a_file_of_the_version_before_is_a_miss_by_reason_and_is_written_anew(tmp_path):
+    path = tmp_path / "disk"
+    with closing(store("slots", path)) as disk:
+        put(disk, range(4))
+        with path.open("r+b") as file:
+            file.seek(PLACES.header(2))
+            file.write(old_header(2))
+        assert get(disk, range(4)) == [payload(0), payload(1), "wrong_version", payload(3)]
+    with path.open("r+b") as file:
+        fields = bytearray(path.read_bytes()[:24])
+        fields[8] = 2
+        file.write((bytes(fields) + checksum(fields)).ljust(4096, b"\0"))
+    with closing(store("slots", path)) as disk:
+        assert dict(disk.stats().left_aside) == {"wrong_version": 1}
+        assert disk.stored() == []
+        assert put(disk, [1]) == [None]
+        assert get(disk, [1]) == [payload(1)]
+
+
+@kinds
+def test_a_full_disk_in_a_batch_is_refused_by_reason_and_leaves_nothing_to_be_served(kind, tmp_path):
+    """The extension's attempt fails as the system's would; single calls then say why."""
+
+    class Full(Faulty):
+        def whole_batches(self, block_bytes):
+            return Failing()
+
+    class Failing:
+        def write_slots(self, file, slots, addresses, size, keys, heading, states, age):
+            states[:] = 1
+
+        def write_files(self, descriptors, addresses, size, keys, heading, states):
+            states[:] = 1
+
+    calls = Full()
+    with closing(store(kind, tmp_path / "disk", calls)) as disk:
+        calls.write_error = errno.ENOSPC
+        assert put(disk, range(3)) == ["disk_full"] * 3
+        assert disk.stored() == []
+        calls.write_error = None
+        assert put(disk, range(3)) == [None] * 3
+        assert calls.calls > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    batches=st.lists(st.lists(st.integers(0, 80), min_size=1, max_size=30), min_size=1, max_size=5),
+)
+def test_any_batches_leave_in_each_slot_what_was_written_last(tmp_path_factory, seed, batches):
+    """Blocks that lie anywhere in one arena, also for slots that are named twice."""
+    made = np.random.default_rng(seed)
+    memory = made.integers(0, 255, 100 * SIZE, np.uint8)
+    last = {}
+    with closing(store("slots", tmp_path_factory.mktemp("disk") / "slots")) as disk:
+        for slots in batches:
+            starts = made.integers(0, 99 * SIZE, len(slots)).astype(np.int64)
+            keys = [key(100 * slot + i) for i, slot in enumerate(slots)]
+            assert disk.write(Batch(slots, keys, memory, starts, SIZE)) == [None] * len(slots)
+            last |= {s: (k, bytes(memory[a : a + SIZE])) for s, k, a in zip(slots, keys, starts, strict=True)}
+        into = np.zeros(len(last) * SIZE + 13, np.uint8)
+        starts = np.arange(len(last), dtype=np.int64)[::-1] * SIZE + 13
+        assert disk.read(Batch(list(last), [k for k, _ in last.values()], into, starts, SIZE)) == [None] * len(last)
+        for start, (_, block) in zip(starts, last.values(), strict=True):
+            assert bytes(into[start : start + SIZE]) == block
+        assert not into[:13].any()
+
+
+def test_batches_outside_their_memory_or_store_are_broken_invariants(tmp_path):
+    memory = np.zeros(3 * SIZE, np.uint8)
+    for starts in ([-1], [2 * SIZE + 1], [0, SIZE]):
+        with pytest.raises(InvariantViolation):
+            Batch([0], [key(0)], memory, np.array(starts, np.int64), SIZE)
+    with closing(store("slots", tmp_path / "disk", slots=4)) as disk:
+        zero = np.zeros(1, np.int64)
+        for batch in (
+            Batch([4], [key(0)], memory, zero, SIZE),
+            Batch([-1], [key(0)], memory, zero, SIZE),
+            Batch([0], [b"short"], memory, zero, SIZE),
+            Batch([0], [key(0)], memory, zero, SIZE - 1),
+        ):
+            with pytest.raises(InvariantViolation):
+                disk.write(batch)
+        memory.flags.writeable = False
+        with pytest.raises(InvariantViolation):
+            disk.read(Batch([0], [key(0)], memory, zero, SIZE))
+
+
+@pytest.mark.parametrize("size", [241, 256, 496, 1023, 1024, 1025, 2049, 5000, 16384, 70001])
+def test_the_extensions_checksum_is_that_of_xxhash(size):
+    data = random.Random(size).randbytes(size)
+    assert extension().digest(data) == xxhash.xxh3_128_digest(data) == block_checksum(data)
