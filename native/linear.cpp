@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 
 #include "threads.h"
@@ -87,6 +88,12 @@ void read_one(void* context, int64_t index) {
                        read.to + index * inputs * size_of(read.to_type), thread_floats(inputs + 64));
 }
 
+// A thread's own run of items: panels side by side, so that what is asked for ahead of one belongs to the next.
+struct alignas(64) Share {
+  std::atomic<int64_t> next;
+  int64_t end;
+};
+
 struct Job {
   const LinearKernels* kernels;
   Product product;  // of all rows
@@ -94,10 +101,10 @@ struct Job {
   int together;        // panels of an item
   int64_t stripes;     // items side by side for one range of rows
   int tiles_of_item;
+  std::vector<Share> shares;
 };
 
-void multiply_one(void* context, int64_t index) {
-  const Job& job = *static_cast<Job*>(context);
+void multiply_item(const Job& job, int64_t index) {
   const int64_t panel = index % job.stripes * job.together;
   const int first = static_cast<int>(index / job.stripes) * job.tiles_of_item;
   Product part = job.product;
@@ -105,6 +112,16 @@ void multiply_one(void* context, int64_t index) {
   part.count = std::min(job.tiles_of_item, part.count - first);
   job.kernels->multiply(part, panel, static_cast<int>(std::min<int64_t>(job.together, job.panels - panel)),
                         thread_floats(job.kernels->scratch(part)));
+}
+
+// One's own share, then what is left of the others'.
+void multiply_share(void* context, int64_t index) {
+  Job& job = *static_cast<Job*>(context);
+  const size_t count = job.shares.size();
+  for (size_t i = 0; i < count; i++) {
+    Share& share = job.shares[(index + i) % count];
+    for (int64_t item; (item = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) multiply_item(job, item);
+  }
 }
 
 }  // namespace
@@ -211,8 +228,14 @@ void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
   const int64_t stripes = (panels + together - 1) / together;
   const int64_t ranges = (call.rows + kRowsTogether - 1) / kRowsTogether;
   const int tiles_of_item = static_cast<int>((count + ranges - 1) / ranges);
-  Job job{kernels_, product, panels, together, stripes, tiles_of_item};
-  run_on_threads(stripes * ((count + tiles_of_item - 1) / tiles_of_item), threads, multiply_one, &job);
+  const int64_t items = stripes * ((count + tiles_of_item - 1) / tiles_of_item);
+  const int64_t shares = std::max<int64_t>(1, std::min<int64_t>(threads, items));
+  Job job{kernels_, product, panels, together, stripes, tiles_of_item, std::vector<Share>(shares)};
+  for (int64_t i = 0; i < shares; i++) {
+    job.shares[i].next = items * i / shares;
+    job.shares[i].end = items * (i + 1) / shares;
+  }
+  run_on_threads(shares, threads, multiply_share, &job);
 }
 
 }  // namespace octavo

@@ -27,7 +27,8 @@ struct Panels {
   int64_t panel_bytes;
 };
 
-// Rows in tiles: tile t has rows first .. first + rows - 1, and its inputs lie as [input][row] at `x`.
+// Rows in tiles: tile t has rows first .. first + rows - 1, and its inputs lie at `x`, some places of a row after the
+// same ones of the row before: [places / kRun][row][kRun].
 struct Tile {
   int64_t first;
   int rows;
@@ -42,10 +43,13 @@ struct Best {
 // How the inputs of a tile lie: as float32, as they came in pairs of bfloat16, or rounded to eight bits in groups.
 enum class Form : int { floats, pairs, quads_i8, quads_i4 };
 
+constexpr int kRun = 4;  // places of one row side by side
+constexpr int kQuadRun = kGroup / 4 + 2;  // of eight-bit inputs: a group's, what their sums start from, and their scale
+
 // Places of 32 bits that a row takes.
 constexpr int64_t places(Form form, int64_t inputs) {
-  if (form >= Form::quads_i8) return (inputs + kGroup - 1) / kGroup * (kGroup / 4 + 2);
-  return (inputs + 3) / 4 * 4;
+  if (form >= Form::quads_i8) return (inputs + kGroup - 1) / kGroup * kQuadRun;
+  return ((form == Form::pairs ? (inputs + 1) / 2 : inputs) + kRun - 1) / kRun * kRun;
 }
 
 // One matrix times some rows, as a kernel sees it.

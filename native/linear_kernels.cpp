@@ -21,7 +21,7 @@ struct Multiply {
     for (int i = 0; i < E::kInputs; i++)
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
-        vf one = splat(x[i * R + r]);
+        vf one = splat(x[r * kRun + i]);
         sums[r][0] = fma(one, w[i][0], sums[r][0]);
         sums[r][1] = fma(one, w[i][1], sums[r][1]);
       }
@@ -39,7 +39,7 @@ struct Dot {
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       vi pair;
-      std::memcpy(&pair[0], x + r, 4);
+      std::memcpy(&pair[0], x + r * kRun, 4);
       vf one = (vf)splat(pair[0]);
       __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums[r][0]) : "v"(one), "v"(a));
       __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums[r][1]) : "v"(one), "v"(b));
@@ -64,7 +64,7 @@ struct DotI8 {
       for (int v = 0; v < 2; v++) {
         vi word = word_of(p, j, v);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) dot_quads(whole[r][v], word, x[j * R + r]);
+        for (int r = 0; r < R; r++) dot_quads(whole[r][v], word, x[r * kQuadRun + j]);
       }
   }
 };
@@ -81,8 +81,8 @@ struct DotI4 {
         vi word = word_of(p, j, v), low = word & splat(0x0f0f0f0f), high = (word >> 4) & splat(0x0f0f0f0f);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-          dot_quads(whole[r][v], low, x[j * R + r]);
-          dot_quads(whole[r][v], high, x[(j + kHalf) * R + r]);
+          dot_quads(whole[r][v], low, x[r * kQuadRun + j]);
+          dot_quads(whole[r][v], high, x[r * kQuadRun + j + kHalf]);
         }
       }
   }
@@ -90,22 +90,22 @@ struct DotI4 {
 
 template <class Q, int R>
 OCTAVO_INLINE void dots(const char* w, const float* x, int groups, float* totals, bool fresh) {
-  constexpr int kPlaces = (kGroup / 4 + 2) * R, kBytes = Q::Group::kBytes;
+  constexpr int kBytes = Q::Group::kBytes;
   vf sums[R][2] = {};
-  for (int g = 0; g < groups; g++, w += kBytes, x += kPlaces) {
+  for (int g = 0; g < groups; g++, w += kBytes, x += kQuadRun * R) {
 #pragma GCC unroll 1
     for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(w + ahead_of(R) + i, 0, 2);
     const int32_t* quads = reinterpret_cast<const int32_t*>(x);
-    const float* scales = x + (kGroup / 4 + 1) * R;
     vi whole[R][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) whole[r][0] = whole[r][1] = splat(quads[kGroup / 4 * R + r]);
+    for (int r = 0; r < R; r++) whole[r][0] = whole[r][1] = splat(quads[r * kQuadRun + kGroup / 4]);
     Q::template group<R>(w, quads, whole);
     const vf a = scale_of(w, 0), b = scale_of(w, 1);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      sums[r][0] = fma(__builtin_convertvector(whole[r][0], vf), a * splat(scales[r]), sums[r][0]);
-      sums[r][1] = fma(__builtin_convertvector(whole[r][1], vf), b * splat(scales[r]), sums[r][1]);
+      const vf scale = splat(x[r * kQuadRun + kGroup / 4 + 1]);
+      sums[r][0] = fma(__builtin_convertvector(whole[r][0], vf), a * scale, sums[r][0]);
+      sums[r][1] = fma(__builtin_convertvector(whole[r][1], vf), b * scale, sums[r][1]);
     }
   }
 #pragma GCC unroll 8
@@ -130,10 +130,10 @@ inline void dots_rows(const char* w, const float* x, int rows, int groups, float
 // R rows times P panels over `units` units, one chain; added to totals[row][P * kPanel], or put there.
 template <class M, int R, int P>
 OCTAVO_INLINE void chain(const char* const* w, const float* x, int units, float* totals, bool fresh) {
-  constexpr int kBytes = kUnit<typename M::Pack>, kStep = 4 / M::Pack::kInputs;
+  constexpr int kBytes = kUnit<typename M::Pack>, kStep = kRun / M::kPlaces;
   vf sums[P][R][2] = {};
   int u = 0;
-  for (; u + kStep <= units; u += kStep) {
+  for (; u + kStep <= units; u += kStep, x += kRun * R) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 16
@@ -143,11 +143,11 @@ OCTAVO_INLINE void chain(const char* const* w, const float* x, int units, float*
     for (int i = 0; i < kStep; i++)
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++)
-        M::template unit<R>(w[p] + (int64_t)(u + i) * kBytes, x + (u + i) * M::kPlaces * R, sums[p]);
+        M::template unit<R>(w[p] + (int64_t)(u + i) * kBytes, x + i * M::kPlaces, sums[p]);
   }
-  for (; u < units; u++)
+  for (; u < units; u++, x += M::kPlaces)
 #pragma GCC unroll 4
-    for (int p = 0; p < P; p++) M::template unit<R>(w[p] + (int64_t)u * kBytes, x + u * M::kPlaces * R, sums[p]);
+    for (int p = 0; p < P; p++) M::template unit<R>(w[p] + (int64_t)u * kBytes, x, sums[p]);
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -325,7 +325,7 @@ void multiply_dots(const Product& c, int64_t panel, float* scratch) {
     float* to = totals;
     for (int t = 0; t < c.count; t++) {
       const Tile& tile = c.tiles[t];
-      const float* x = tile.x + (int64_t)g * (kGroup / 4 + 2) * tile.rows;
+      const float* x = tile.x + (int64_t)g * kQuadRun * tile.rows;
       dots_rows<Q>(w, x, tile.rows, lesser(kGroups, all - g), to, g == 0);
       to += (size_t)tile.rows * kPanel;
     }

@@ -1,7 +1,6 @@
 // How weights and rows lie in memory for the linear kernels of one instruction set: packing and unpacking panels,
 // gathering rows into tiles. Included once per instruction set, by linear_kernels.cpp.
-// A panel is two vectors of outputs, its weights lie as [input][output]; a tile is some rows of inputs, which lie as
-// [input][row].
+// A panel is two vectors of outputs, its weights lie as [input][output]; a tile is some rows of inputs.
 #pragma once
 
 #include "linear.h"
@@ -18,7 +17,6 @@ constexpr int kTile = W == 16 ? kMostTile : kMostTile / 2;
 constexpr int ahead_of(int rows) { return rows <= 2 ? 2048 : rows <= 5 ? 1024 : 8192; }
 constexpr int kWidenTiles = 3;
 constexpr int kRowsOfMany = 2;  // rows up to which two panels are taken at once
-constexpr int kMostInputs = 4;  // rows are filled up to a multiple of it
 
 // ---- how a panel's weights are stored: units of kInputs inputs, two vectors of outputs for each ----
 
@@ -173,69 +171,78 @@ void unpack(const Panels& m, int64_t output, Dtype to_type, char* to, float* wid
   narrow_any(to_type, to, wide, static_cast<int>(m.inputs), 1.0f);
 }
 
-// Rows of inputs as float32, [input][row], zeros behind them up to a whole unit.
+// Rows of inputs as float32, zeros behind them up to a whole run.
 template <class E>
 void gather_as(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
   for (int r = 0; r < rows; r++) {
     const typename E::T* p = reinterpret_cast<const typename E::T*>(x) + r * x_stride;
-    int64_t k = 0;
-    for (; k + W <= inputs; k += W) {
+    float* run = to + r * kRun;
+    for (int64_t k = 0; k < inputs; k += W) {
       alignas(64) float lanes[W];
-      store(lanes, E::load(p + k));
-#pragma GCC unroll 16
-      for (int i = 0; i < W; i++) to[(k + i) * rows + r] = lanes[i];
+      store(lanes, k + W <= inputs ? E::load(p + k) : load_some<E>(p + k, static_cast<int>(inputs - k)));
+      for (int i = 0; i < W && k + i < inputs; i += kRun, run += kRun * rows)
+        std::memcpy(run, lanes + i, kRun * sizeof(float));
     }
-    if (k < inputs) {
-      vf v = load_some<E>(p + k, static_cast<int>(inputs - k));
-      for (int i = 0; k + i < inputs; i++) to[(k + i) * rows + r] = v[i];
-    }
-    for (k = inputs; k % kMostInputs; k++) to[k * rows + r] = 0;
   }
 }
 
 // Rows of bfloat16 as they are, two inputs in one place of 32 bits.
 void gather_pairs(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
+  constexpr int kBytes = kRun * sizeof(float);
   for (int r = 0; r < rows; r++) {
     const char* p = x + r * x_stride * 2;
-    int64_t pair = 0;
-    for (; 2 * pair + 1 < inputs; pair++) std::memcpy(to + pair * rows + r, p + pair * 4, 4);
-    if (inputs % 2) {
-      uint16_t last[2] = {0, 0};
-      std::memcpy(last, p + pair * 4, 2);
-      std::memcpy(to + pair * rows + r, last, 4);
+    char* run = reinterpret_cast<char*>(to + r * kRun);
+    int64_t left = 2 * inputs;
+    for (; left >= kBytes; left -= kBytes, p += kBytes, run += kBytes * rows) std::memcpy(run, p, kBytes);
+    if (left) {
+      std::memset(run, 0, kBytes);
+      std::memcpy(run, p, left);
     }
   }
 }
 
-// One group of one row in eight bits: the quads at to[quad * rows], then minus `offset` times their sum, then the scale.
-OCTAVO_INLINE void quantise_group(const float* x, int rows, int offset, float* to) {
-  vf most = vf{}, odd = vf{};
+OCTAVO_INLINE int32_t most_of(vi x) {
+#if defined(OCTAVO_AVX512)
+  return _mm512_reduce_max_epi32((__m512i)x);
+#else
+  int32_t most = x[0];
+  for (int i = 1; i < W; i++) most = x[i] > most ? x[i] : most;
+  return most;
+#endif
+}
+
+// The quads of one group of one row in eight bits, then minus `offset` times their sum, then the scale.
+OCTAVO_INLINE void quantise_group(const float* x, int offset, float* to) {
+  vi most = vi{};  // the sizes of finite numbers are ordered as their bits are, and below those of all others
   for (int i = 0; i < kGroup; i += W) {
-    most = greater(magnitude_of(load(x + i)), most);
-    odd += load(x + i) - load(x + i);  // not zero where one is not finite
+    vi bits = (vi)magnitude_of(load(x + i));
+    most = bits > most ? bits : most;
   }
-  float scale = largest(most) / I8::kLargest;
-  if (scale < 0x1p-100f) scale = 0x1p-100f;
-  alignas(64) int8_t bytes[kGroup];
-  int total = 0;
+  const int32_t size = most_of(most);
+  float scale;
+  std::memcpy(&scale, &size, 4);
+  scale /= I8::kLargest;
+  if (size >= 0x7f800000) scale = __builtin_nanf("");
+  else if (scale < 0x1p-100f) scale = 0x1p-100f;
+  int8_t* bytes = reinterpret_cast<int8_t*>(to);
+  int32_t total = 0;
   for (int i = 0; i < kGroup; i += W) I8::store(bytes + i, load(x + i) / splat(scale));
   for (int i = 0; i < kGroup; i++) total += bytes[i];
-  for (int i = 0; i < kGroup / 4; i++) std::memcpy(to + i * rows, bytes + 4 * i, 4);
-  const int32_t start = -offset * total;
-  std::memcpy(to + kGroup / 4 * rows, &start, 4);
-  to[(kGroup / 4 + 1) * rows] = sum(odd) == 0 ? scale : __builtin_nanf("");
+  total *= -offset;
+  std::memcpy(to + kGroup / 4, &total, 4);
+  to[kGroup / 4 + 1] = scale;
 }
 
 template <class E>
 void gather_quads(const char* x, int64_t x_stride, int rows, int64_t inputs, int offset, float* to) {
   for (int r = 0; r < rows; r++) {
     const typename E::T* p = reinterpret_cast<const typename E::T*>(x) + r * x_stride;
-    float* at = to + r;
-    for (int64_t k = 0; k < inputs; k += kGroup, at += (kGroup / 4 + 2) * rows) {
+    float* run = to + r * kQuadRun;
+    for (int64_t k = 0; k < inputs; k += kGroup, run += kQuadRun * rows) {
       alignas(64) float wide[kGroup] = {};
       const int n = static_cast<int>(inputs - k < kGroup ? inputs - k : kGroup);
       widen<E>(wide, reinterpret_cast<const char*>(p + k), n, splat(1.0f));
-      quantise_group(wide, rows, offset, at);
+      quantise_group(wide, offset, run);
     }
   }
 }
