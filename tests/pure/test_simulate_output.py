@@ -7,16 +7,21 @@ import json
 import tarfile
 import xml.dom.minidom
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.pure.test_simulate_report import BY_HAND, WORK, replica
 
 from octavo.cli.main import run as octavo
 from octavo.errors import ConfigError
 from octavo.observe.chrome_trace import ENGINE, SEQUENCES, ChromeTrace
+from octavo.planner.wording import size
 from octavo.policy.bundle import Policies
+from octavo.simulate.axes import decades, named_seconds, round_bytes, round_steps
 from octavo.simulate.deploy import Lower
 from octavo.simulate.drive import Simulation
 from octavo.simulate.gaps import Gaps
@@ -64,7 +69,9 @@ def test_the_page_of_a_run_in_which_nothing_happened_is_a_page() -> None:
 
 
 def test_areas_are_stacked_to_scale() -> None:
-    drawn = svgs(stacked_over_time([0.0, 1.0], [("a", [10.0, 10.0]), ("b", [30.0, 30.0])], 80.0, str, "t"))[0]
+    drawn = svgs(stacked_over_time([0.0, 1.0], [("a", "#111", [10.0] * 2), ("b", "#222", [30.0] * 2)], 80.0, str, "t"))[
+        0
+    ]
     low, high = (
         [tuple(map(float, p.split(","))) for p in one.getAttribute("points").split()]
         for one in drawn.getElementsByTagName("polygon")
@@ -79,10 +86,47 @@ def test_a_long_run_is_drawn_with_a_bounded_number_of_points() -> None:
     for drawn in (
         cumulative_shares([("x", values)], "t"),
         lines_over_time([("x", list(enumerate(values)))], "t"),
-        stacked_over_time(values, [("x", values)], 5.0, str, "t"),
+        stacked_over_time(values, [("x", "#fff", values)], 5.0, str, "t"),
     ):
-        assert len(drawn) < 20_000
-    assert gantt([], ("a",), "t")
+        assert len(drawn) < 30_000
+    assert gantt([], (("a", "#fff"),), "t")
+
+
+def test_ticks_are_round_numbers_within_their_axis() -> None:
+    assert round_steps(414.0) == [0, 100, 200, 300, 400]
+    assert round_steps(1.0, 1.0) == [0, 1]
+    assert round_steps(0.68) == pytest.approx([0, 0.2, 0.4, 0.6])
+    assert round_steps(3605.0, first=3590.0) == pytest.approx([3590, 3595, 3600, 3605])
+    assert round_steps(0.0) == [0]
+    assert [size(value) for value in round_bytes(110 * 2**30)] == ["0 B", "32 GiB", "64 GiB", "96 GiB"]
+    assert [named_seconds(value) for value in decades(3e-4, 250.0)][:3] == ["100 us", "1 ms", "10 ms"]
+    assert named_seconds(decades(3e-4, 250.0)[-1]) == "1,000 s"
+    assert [named_seconds(value) for value in decades(0.3, 0.3)] == ["100 ms", "200 ms", "500 ms", "1 s"]
+
+
+@given(st.floats(1e-6, 1e9), st.floats(0, 1e6))
+def test_an_axis_has_some_ticks_whatever_it_spans(span: float, first: float) -> None:
+    ticks = round_steps(first + span, first=first)
+    assert len(ticks) <= 8
+    assert all(first - 1e-6 * span <= tick <= (first + span) * (1 + 1e-6) for tick in ticks)
+    if span > 1e-6 * first:
+        assert len(ticks) >= 2
+
+
+def test_what_is_seen_at_moments_holds_until_the_next() -> None:
+    line = svgs(lines_over_time([("x", [(0.0, 1.0), (1.0, 3.0), (2.0, 3.0)])], "t"))[0].getElementsByTagName("polyline")
+    points = [tuple(map(float, p.split(","))) for p in line[0].getAttribute("points").split()]
+    assert all(a[0] == b[0] or a[1] == b[1] for a, b in pairwise(points)), "no slope between two moments"
+
+
+def test_of_many_requests_those_around_the_worst_are_shown_by_their_place() -> None:
+    many = [TraceRequest(arrival_ns=0, input_tokens=20, output_tokens=5) for _ in range(200)]
+    fold = Measured()
+    Simulation(replica().core(), OpenLoop(many), [fold]).run()
+    html = page(["t"], figures(fold), fold)
+    assert "80 of 200 requests, by arrival: those around the one that waited longest" in html
+    assert "request 200 by arrival: generating" in html
+    assert "request 100 by arrival" not in html
 
 
 # -- the Chrome trace -------------------------------------------------------------------------------

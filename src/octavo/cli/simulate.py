@@ -203,7 +203,10 @@ def _run(given: dict[str, Any]) -> None:
         watchers=() if trace is None else (trace,),
     )
     pool = f"{replica.slabs:,} blocks, {replica.kv_tokens:,} tokens of KV cache"
-    most = f"{replica.max_num_seqs} sequences and {replica.max_num_batched_tokens:,} tokens a step at most"
+    most = (
+        f"{replica.max_num_seqs} sequences and {replica.max_num_batched_tokens:,} tokens a step at most, "
+        f"{replica.max_model_len:,} tokens a sequence"
+    )
     head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *said, *notes]
     done = simulate(replica, asked)
     if trace is not None:
