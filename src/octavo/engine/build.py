@@ -5,6 +5,7 @@ The only place that knows all the parts. Whoever imports it imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,8 +51,13 @@ NO_CONTEXT = 2**40
 """Tokens that a model may hold whose config names no context: the pool alone is its limit."""
 
 
-def build_engine(config: Config, progress: Progress | None = None) -> Engine:
-    """Load the model and build the engine around it. Raises `ConfigError` or `ModelError`."""
+def build_engine(
+    config: Config, progress: Progress | None = None, embedded_whole: Callable[[], bool] | None = None
+) -> Engine:
+    """Load the model and build the engine around it. Raises `ConfigError` or `ModelError`.
+
+    `embedded_whole`: see `load_checkpoint`.
+    """
     device = resolve_device(config.engine.device)
     asked = config.model
     loaded = load_checkpoint(
@@ -63,6 +69,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
         tokenizer=asked.tokenizer,
         skip_tokenizer_init=asked.skip_tokenizer_init,
         progress=progress,
+        embedded_whole=embedded_whole,
     )
     return engine_for(config, loaded, device)
 
@@ -219,4 +226,6 @@ def _key_space(config: Config, deployment: Deployment, loaded: LoadedModel) -> K
 
 def _vocab_size(loaded: LoadedModel) -> int:
     """The width of the logits, which may exceed the tokenizer's vocabulary."""
-    return int(loaded.model.get_output_embeddings().weight.shape[0])
+    head = loaded.model.get_output_embeddings()
+    width = getattr(head, "out_features", None)  # a packed head would unpack all its rows to tell
+    return int(head.weight.shape[0] if width is None else width)

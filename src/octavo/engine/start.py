@@ -1,18 +1,21 @@
 """From what was asked to an engine, with what only costs time at start out of the way.
 
 Importing torch and Transformers and loading a model make a million objects that all stay: the collector of
-cycles would look at them over and over and find nothing, a sixth of the time. It rests meanwhile. Knows
-neither models nor files.
+cycles would look at them over and over and find nothing, a sixth of the time. It rests meanwhile. While
+Python imports, another thread checks that the default model's files are whole. Knows no model.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from octavo.config import Config
+from octavo.models.embedded import is_cached
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
@@ -26,10 +29,13 @@ def start_engine(config: Config, progress: Progress | None = None, host: Host | 
 
     Raises `ConfigError` or `ModelError`.
     """
-    with collector_resting():
+    with collector_resting(), ThreadPoolExecutor(1, "octavo-check") as beside:
+        checked = beside.submit(is_cached) if config.model.model is None else None
         from octavo.engine.build import build_engine
 
-        return build_engine(config, progress) if host is None else host.call(lambda: build_engine(config, progress))
+        whole = None if checked is None else checked.result
+        build = functools.partial(build_engine, config, progress, whole)
+        return build() if host is None else host.call(build)
 
 
 @contextmanager

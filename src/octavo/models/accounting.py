@@ -39,9 +39,8 @@ _ROWS = {
 }
 
 
-def check_shapes(checkpoint: Checkpoint, config: Any) -> None:
-    """Refuse a config that contradicts the tensors, before their memory is spent."""
-    blank = blank_model(checkpoint, config)
+def check_shapes(checkpoint: Checkpoint, config: Any, blank: Any) -> None:
+    """Refuse a config that contradicts the tensors, before their memory is spent. `blank`: see `blank_model`."""
     if "quantization_config" in checkpoint.config:
         return  # packed weights have shapes of their own, which their quantiser checks
     expected = {name: tuple(tensor.shape) for name, tensor in blank.state_dict().items()}
@@ -73,9 +72,8 @@ def explain_shape(entry: TensorEntry, expected: tuple[int, ...], config: Any) ->
     return f"config.json says {told} = {expected[0]} rows, but {found}{heads}"
 
 
-def refuse_missing_head(checkpoint: Checkpoint, config: Any) -> None:
+def refuse_missing_head(checkpoint: Checkpoint, blank: Any) -> None:
     """An untied model must bring its output head; Transformers would start one at random."""
-    blank = blank_model(checkpoint, config)
     tied_by = dict(getattr(blank, "_tied_weights_keys", None) or {})
     for head in sorted(tied_by):
         if head in blank.all_tied_weights_keys or "quantization_config" in checkpoint.config:
@@ -95,8 +93,9 @@ def _headless(checkpoint: Checkpoint, head: str) -> Exception:
 def blank_model(checkpoint: Checkpoint, config: Any) -> Any:
     """The model without memory for its weights: names and shapes only."""
     from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
-    with quiet_transformers(), torch.device("meta"):
+    with quiet_transformers(), torch.device("meta"), no_init_weights():
         try:
             return AutoModelForCausalLM.from_config(config)
         except Exception as error:  # model classes raise whatever their config breaks first

@@ -37,14 +37,16 @@ _DOWNLOAD_TIMEOUT_S = 900
 Progress = Callable[[str, float], None]
 
 
-def embedded_checkpoint(progress: Progress | None = None) -> Path:
-    """The directory of the default model as safetensors, built now if it is not in the cache whole."""
+def embedded_checkpoint(progress: Progress | None = None, whole: Callable[[], bool] | None = None) -> Path:
+    """The directory of the default model as safetensors, built now if it is not in the cache whole.
+
+    `whole` answers for `is_cached`, where somebody has begun to look already.
+    """
     from filelock import FileLock
 
     tell = progress or (lambda stage, fraction: None)
-    cache = cache_directory()
-    target = cache / f"smollm2-135m-instruct-{LAYOUT_VERSION}"
-    if is_whole(target):
+    cache, target = cache_directory(), _target()
+    if (whole or is_cached)():
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -55,6 +57,15 @@ def embedded_checkpoint(progress: Progress | None = None) -> Path:
         remedy = f"the default model cannot be written there ({error}). Free some space (1 GB), or set OCTAVO_CACHE"
         raise ModelError("OCTAVO_CACHE", str(cache), remedy) from error
     return target
+
+
+def is_cached() -> bool:
+    """Whether the default model is in the cache whole. Imports nothing large."""
+    return is_whole(_target())
+
+
+def _target() -> Path:
+    return cache_directory() / f"smollm2-135m-instruct-{LAYOUT_VERSION}"
 
 
 def is_whole(directory: Path) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from octavo.errors import ConfigError, ModelError
 from octavo.models import hub
-from octavo.models.accounting import account_for_weights, check_shapes, refuse_missing_head
+from octavo.models.accounting import account_for_weights, blank_model, check_shapes, refuse_missing_head
 from octavo.models.embedded import NAME as EMBEDDED_NAME
 from octavo.models.embedded import embedded_checkpoint
 from octavo.models.files import Checkpoint, find_checkpoint, fingerprint, local_path
@@ -114,16 +114,21 @@ class _Asked:
 
 
 def load_checkpoint(
-    model: str | None = None, *, progress: Progress | None = None, **options: Unpack[LoadOptions]
+    model: str | None = None,
+    *,
+    progress: Progress | None = None,
+    embedded_whole: Callable[[], bool] | None = None,
+    **options: Unpack[LoadOptions],
 ) -> LoadedModel:
     """Load `model`: a directory, a hub id (at `revision`), a .gguf file, or None for the default model.
 
-    `progress(stage, fraction)` is told what happens. Raises `ModelError` for anything wrong with the files, and
+    `progress(stage, fraction)` is told what happens. `embedded_whole` answers whether the default model lies whole in
+    the cache, where somebody has begun to look already. Raises `ModelError` for anything wrong with the files, and
     `ConfigError` for anything wrong with the other arguments.
     """
     asked = _Asked(**options).checked()
     tell = progress or (lambda stage, fraction: None)
-    path = embedded_checkpoint(progress) if model is None else _located(model, asked.revision, tell)
+    path = embedded_checkpoint(progress, embedded_whole) if model is None else _located(model, asked.revision, tell)
     tell("checking files", 0.35)
     checkpoint = find_checkpoint(path)
     try:
@@ -173,8 +178,9 @@ def _load_safetensors(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> 
     limit = _context_length(config, asked.max_model_len)
     tokenizer = _tokenizer(checkpoint, asked)
     generation = read_generation_defaults(checkpoint.path, checkpoint.config, getattr(tokenizer, "eos_token_id", None))
-    check_shapes(checkpoint, config)
-    refuse_missing_head(checkpoint, config)
+    blank = blank_model(checkpoint, config)
+    check_shapes(checkpoint, config, blank)
+    refuse_missing_head(checkpoint, blank)
     dtype = asked.dtype_or(lambda: _own_dtype(checkpoint, asked.place))
     tell(f"loading {checkpoint.weights_bytes / 1e6:.0f} MB of weights", 0.4)
     model, info = _from_pretrained(checkpoint, config, dtype, asked.place)
