@@ -61,7 +61,7 @@ def traffic(seed: int) -> Recording:
                 true_output=1,
                 priority=random.choice((0, 0, 0, 1)),
             )
-            if run.core.scheduler.cache.max_tokens_per_sequence() >= len(asked.prompt_token_ids) + 24:
+            if run.scheduler.cache.max_tokens_per_sequence() >= len(asked.prompt_token_ids) + 24:
                 ids.append(run.submit(replace(asked, cache_salt=random.choice(("", "", "s"))), now))
         if ids and random.random() < 0.05:
             run.abort(random.choice(ids), now)

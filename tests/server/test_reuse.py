@@ -18,6 +18,15 @@ from octavo.errors import EngineDeadError
 from octavo.policy.bundle import Policies
 from octavo.scheduling.request import SamplingParams
 from octavo.server.async_llm import AsyncLLM
+from octavo.simulate.recording import (
+    Divergence,
+    RecordedExecutor,
+    Recorder,
+    Recording,
+    RecordingExecutor,
+    Reset,
+    replay,
+)
 
 PROMPT = list(range(20, 53))
 """33 tokens: 8 blocks of 4 and the last one, which is always computed."""
@@ -145,6 +154,24 @@ def test_a_reset_amid_a_stream_leaves_the_stream_alone_and_its_blocks_unfound() 
         assert rest[-1].choices[0].finish_reason == "length"
         assert len(first) == 3
         server.until_empty()
+
+
+def test_a_served_run_with_a_reset_and_pins_replays_to_the_same_plans() -> None:
+    recording = Recording()
+    policies = Policies.named(reuse="prefix")
+    core = Recorder(make_core(RecordingExecutor(Slow(), recording), policies=policies), recording)
+    with served(core) as server, client_of(server) as client:
+        assert [cached(client), cached(client)] == [0, 32]
+        pin = server.post("/v1/cache/pin", {"prompt": PROMPT, "ttl": 60}).json()["id"]
+        assert server.post("/v1/cache/unpin", {"id": pin}).status_code == 200
+        assert server.post("/v1/cache/reset", {}).status_code == 200
+        assert [cached(client), cached(client)] == [0, 32]
+        server.until_empty()
+    again = make_core(RecordedExecutor(recording), policies=policies)
+    assert replay(recording, again) == len(recording.plans) == 9, "the first is that of the start"
+    recording.inputs = [entry for entry in recording.inputs if not isinstance(entry, Reset)]
+    with pytest.raises(Divergence, match="step 5: "):
+        replay(recording, make_core(RecordedExecutor(recording), policies=policies))
 
 
 def test_a_reset_needs_a_key_a_json_object_and_nothing_in_it() -> None:

@@ -48,7 +48,7 @@ class EngineCore:
         self.depth = scheduler.plans_ahead = depth
         self.timer: Callable[[], float] | None = None
         self.guard: AbstractContextManager[Any] = nullcontext()
-        self._audit = audit
+        self.audit = audit
         self._in_flight: deque[tuple[StepPlan, float, float]] = deque()
         """Plans with the seconds that deciding and submitting each took."""
 
@@ -107,8 +107,8 @@ class EngineCore:
                     self._order_copies()
         elif plan is None and self.mover is not None and self.has_work:
             self.mover.wait()
-        if self._audit is not None:
-            self._audit.after_step(self.scheduler, plan)
+        if self.audit is not None:
+            self.audit.after_step(self.scheduler, plan)
         events = self.scheduler.drain_events()
         if ended is not None:
             events.append(ended)

@@ -1,6 +1,6 @@
 """A real run, recorded and replayed: proof that the scheduler is the same one everywhere.
 
-A recording holds what came from outside (submissions, aborts, the times of steps), what the executor
+A recording holds what came from outside (submissions, aborts, pins, resets, the times of steps), what the executor
 answered (token per sequence and position, finishing time) and what the mover answered (notices of each
 poll). It also holds the plans and what the mover was asked for, for comparison alone: a replay is never
 shown them.
@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import OctavoError, RequestError
+from octavo.memory.pins import Pin
 from octavo.memory.transfers import Mover, Notice, Order
+from octavo.memory.values import Int32
 from octavo.scheduling.core import EngineCore
-from octavo.scheduling.events import Event
+from octavo.scheduling.events import Event, FinishReason
 from octavo.scheduling.plan import NO_TOKEN, Executor, StepPlan, StepResult
 from octavo.scheduling.request import Request
 
@@ -33,6 +35,36 @@ class Submission:
 class Abort:
     now: float
     sequence_id: int
+    reason: FinishReason = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """All that was kept for reuse is forgotten."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    now: float
+    token_ids: tuple[int, ...]
+    salt: str
+    ttl_s: float
+    tokens: int | None
+    """How many positions it pinned, for comparison alone; None: it was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinning:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """At the pins: those whose time is over end by it."""
+
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +83,7 @@ class Forgotten:
     slots: tuple[int, ...]
 
 
+Input = Submission | Abort | Reset | Pinning | Unpinning | Looking | Step
 Asked = Order | Cancelled | Forgotten
 
 
@@ -65,7 +98,7 @@ class Poll:
 
 @dataclass(slots=True)
 class Recording:
-    inputs: list[Submission | Abort | Step] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
     tokens: dict[tuple[int, int, int], int] = field(default_factory=dict)
     """(plan, sequence, position) -> token sampled."""
     finished_s: list[float] = field(default_factory=list)
@@ -229,29 +262,47 @@ class Divergence(OctavoError):
         super().__init__(f"step {step}: {detail}")
 
 
-class Recorder:
-    """An `EngineCore` whose inputs are written down."""
+class Recorder(EngineCore):
+    """The core it is made of, whose inputs are written down: stands wherever that core stood."""
 
     def __init__(self, core: EngineCore, recording: Recording) -> None:
-        self.core = core
+        super().__init__(core.scheduler, core.executor, depth=core.depth, audit=core.audit, mover=core.mover)
+        self.timer, self.guard = core.timer, core.guard
         self.recording = recording
 
     def submit(self, request: Request, now: float) -> int:
-        sequence_id = self.core.submit(request, now)
+        sequence_id = super().submit(request, now)
         self.recording.inputs.append(Submission(now, request))
         return sequence_id
 
-    def abort(self, sequence_id: int, now: float) -> bool:
-        self.recording.inputs.append(Abort(now, sequence_id))
-        return self.core.abort(sequence_id, now)
+    def abort(self, sequence_id: int, now: float, reason: FinishReason = "abort") -> bool:
+        self.recording.inputs.append(Abort(now, sequence_id, reason))
+        return super().abort(sequence_id, now, reason)
+
+    def reset_kept(self, now: float) -> list[int]:
+        self.recording.inputs.append(Reset(now))
+        return super().reset_kept(now)
+
+    def pin(self, token_ids: Int32, salt: str, now: float, ttl_s: float) -> Pin:
+        tokens = None
+        try:
+            pin = super().pin(token_ids, salt, now, ttl_s)
+            tokens = pin.tokens
+            return pin
+        finally:
+            self.recording.inputs.append(Pinning(now, tuple(map(int, token_ids)), salt, ttl_s, tokens))
+
+    def unpin(self, name: str) -> bool:
+        self.recording.inputs.append(Unpinning(name))
+        return super().unpin(name)
+
+    def live_pins(self, now: float) -> list[Pin]:
+        self.recording.inputs.append(Looking(now))
+        return super().live_pins(now)
 
     def step(self, now: float) -> list[Event]:
         self.recording.inputs.append(Step(now))
-        return self.core.step(now)
-
-    @property
-    def has_work(self) -> bool:
-        return self.core.has_work
+        return super().step(now)
 
 
 def replay(recording: Recording, core: EngineCore) -> int:
@@ -263,21 +314,43 @@ def replay(recording: Recording, core: EngineCore) -> int:
     compared = _Comparing(core.executor, recording)
     core.executor = compared
     for entry in recording.inputs:
-        match entry:
-            case Submission(now, request):
-                try:
-                    core.submit(request, now)
-                except RequestError as error:
-                    raise Divergence(compared.count, f"a request that the run took is refused: {error}") from error
-            case Abort(now, sequence_id):
-                core.abort(sequence_id, now)
-            case Step(now):
-                core.step(now)
+        _again(core, entry, compared.count)
     if compared.count != len(recording.plans):
         raise Divergence(compared.count, f"the replay made {compared.count} plans, the run {len(recording.plans)}")
     if isinstance(core.mover, RecordedMover):
         core.mover.finish()
     return compared.count
+
+
+def _again(core: EngineCore, entry: Input, step: int) -> None:
+    match entry:
+        case Submission(now, request):
+            try:
+                core.submit(request, now)
+            except RequestError as error:
+                raise Divergence(step, f"a request that the run took is refused: {error}") from error
+        case Abort(now, sequence_id, reason):
+            core.abort(sequence_id, now, reason)
+        case Reset(now):
+            core.reset_kept(now)
+        case Pinning():
+            _pin_again(core, entry, step)
+        case Unpinning(name):
+            core.unpin(name)
+        case Looking(now):
+            core.live_pins(now)
+        case Step(now):
+            core.step(now)
+
+
+def _pin_again(core: EngineCore, entry: Pinning, step: int) -> None:
+    try:
+        pinned = core.pin(np.array(entry.token_ids, dtype=np.int32), entry.salt, entry.now, entry.ttl_s).tokens
+    except RequestError:
+        pinned = None
+    if pinned != entry.tokens:
+        told = ["refused" if tokens is None else f"of {tokens} positions" for tokens in (pinned, entry.tokens)]
+        raise Divergence(step, f"a pin is {told[0]}, was {told[1]}")
 
 
 class _Comparing:
