@@ -4,6 +4,9 @@
 // once for the rows of all. What is added up for a row, and in which order, does not depend on who is beside it.
 #pragma once
 
+#include <type_traits>
+
+#include "few_pairs.h"
 #include "rows.h"
 
 namespace octavo {
@@ -37,6 +40,27 @@ OCTAVO_INLINE void dot(float* scores, const float* q, int q_width, const char* c
   for (int r = 0; r < R; r++) store_sums(scores + r * kKeyTile, sums[r]);
 }
 
+// Pairs of bfloat16 go by other ways from here on; only AVX-512 has them.
+template <class E, int R>
+OCTAVO_INLINE void dot_tile(float* scores, const float* q, int q_width, const char* const* k, int dim) {
+#if defined(OCTAVO_AVX512)
+  if constexpr (std::is_same<E, Pairs>::value) return dot_of_pairs<R>(scores, q, q_width, k, dim);
+  else
+#endif
+    dot<E, R>(scores, q, q_width, k, dim);
+}
+
+template <class E, int R>
+OCTAVO_INLINE void weigh_tile(float* values, int dims, const float* decay, const float* weights, const char* const* v,
+                              int keys, const char* const* ahead, int ahead_bytes) {
+#if defined(OCTAVO_AVX512)
+  if constexpr (std::is_same<E, Pairs>::value)
+    return weigh_all_woven<R>(values, dims, decay, weights, v, keys, ahead, ahead_bytes);
+  else
+#endif
+    weigh_all<E, R, kKeyTile, 1>(values, dims, decay, weights, v, keys, ahead, ahead_bytes);
+}
+
 constexpr int kDotRows = W == 16 ? 3 : 2;
 constexpr int kWeighRows = 4;
 
@@ -63,10 +87,11 @@ OCTAVO_INLINE void by_rows(int from, int to, F f) {
 
 // Scores of R rows and a tile become weights: the running maximum and the totals (still one for each lane) move on, the
 // decay of what was summed before comes back. With MASK, keys outside low .. high - 1 of the tile are hidden. The
-// scales of quantised keys and values are applied here, once for a row of scores.
-template <int R, bool MASK>
-OCTAVO_INLINE void soften(float* scores, const Keys* scaled, const int* low, const int* high, int count, float cap,
-                          float* most, float* total, float* decay) {
+// scales of quantised keys and values are applied here, once for a row of scores. With PAIRS, scores are still to be
+// multiplied by `scale`, and weights become bfloat16.
+template <int R, bool MASK, bool PAIRS>
+OCTAVO_INLINE void soften(float* scores, const Keys* scaled, float scale, const int* low, const int* high, int count,
+                          float cap, float* most, float* total, float* decay) {
   const int end = padded(count);
   vi lane;
   for (int i = 0; i < W; i++) lane[i] = i;
@@ -77,6 +102,7 @@ OCTAVO_INLINE void soften(float* scores, const Keys* scaled, const int* low, con
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
       vf s = load(scores + r * kKeyTile + t);
+      if (PAIRS) s *= splat(scale);
       if (scaled) s *= load(scaled->k_scale + t);
       if (cap > 0) s = tanh(s) * splat(cap * kLog2e);
       if (MASK) {
@@ -84,7 +110,7 @@ OCTAVO_INLINE void soften(float* scores, const Keys* scaled, const int* low, con
         s = where((at >= splat(low[r])) & (at < splat(high[r])), s, splat(kNone));
       }
       top[r] = greater(s, top[r]);
-      if (MASK || scaled || cap > 0) store(scores + r * kKeyTile + t, s);
+      if (PAIRS || MASK || scaled || cap > 0) store(scores + r * kKeyTile + t, s);
     }
   }
 #pragma GCC unroll 4
@@ -102,7 +128,8 @@ OCTAVO_INLINE void soften(float* scores, const Keys* scaled, const int* low, con
       vf s = load(scores + r * kKeyTile + t), p = exp2(s - base[r]);
       if (MASK) p = where(s == splat(kNone), vf{}, p);
       sums[r] += p;
-      store(scores + r * kKeyTile + t, scaled ? p * load(scaled->v_scale + t) : p);
+      if (PAIRS) store_rounded(scores + r * kKeyTile + t / 2, p);
+      else store(scores + r * kKeyTile + t, scaled ? p * load(scaled->v_scale + t) : p);
     }
   }
 #pragma GCC unroll 4
@@ -144,7 +171,9 @@ struct Few {
 template <class E>
 inline void attend_tile(const Call& c, const Few& few, int from, int to, const Keys& keys, const Keys* scaled,
                         int first, int count, const Keys* coming) {
+  constexpr bool kPairs = std::is_same<E, Pairs>::value;
   const Pages& pages = *c.pages;
+  const float scale = query_scale(c);
   const int k_bytes = pages.k_dim * size_of(pages.dtype), v_bytes = pages.v_dim * size_of(pages.dtype);
   by_rows<kDotRows>(from, to, [&](auto n, int r) {
     constexpr int R = decltype(n)::count;
@@ -153,7 +182,7 @@ inline void attend_tile(const Call& c, const Few& few, int from, int to, const K
     bool mask = count % W != 0;
     for (int t = 0; t < count; t += kBlock) {
       for (int i = 0; coming && r == from && i < kBlock; i++) prefetch(coming->v[t + i], v_bytes);
-      dot<E, R>(scores + t, few.q + r * few.q_width, few.q_width, keys.k + t, pages.k_dim);
+      dot_tile<E, R>(scores + t, few.q + r * few.q_width, few.q_width, keys.k + t, pages.k_dim);
     }
     for (int i = 0; i < R; i++) {
       const int p = few.items[(r + i) / few.each].position + (r + i) % few.each / c.group;
@@ -161,13 +190,13 @@ inline void attend_tile(const Call& c, const Few& few, int from, int to, const K
       high[i] = lesser(count, p + 1 - first);
       mask = mask || low[i] > 0 || high[i] < count;
     }
-    if (mask) soften<R, true>(scores, scaled, low, high, count, c.softcap, most, total, decay);
-    else soften<R, false>(scores, scaled, low, high, count, c.softcap, most, total, decay);
+    if (mask) soften<R, true, kPairs>(scores, scaled, scale, low, high, count, c.softcap, most, total, decay);
+    else soften<R, false, kPairs>(scores, scaled, scale, low, high, count, c.softcap, most, total, decay);
   });
   by_rows<kWeighRows>(from, to, [&](auto n, int r) {
-    weigh_all<E, decltype(n)::count, kKeyTile, 1>(few.values + r * few.width, pages.v_dim, few.decay + r,
-                                                  few.scores + r * kKeyTile, keys.v, count,
-                                                  coming && r == from ? coming->k : nullptr, k_bytes);
+    weigh_tile<E, decltype(n)::count>(few.values + r * few.width, pages.v_dim, few.decay + r,
+                                      few.scores + r * kKeyTile, keys.v, count,
+                                      coming && r == from ? coming->k : nullptr, k_bytes);
   });
 }
 
@@ -185,7 +214,7 @@ inline void attend_span(const Call& c, const Few& few, int from, int to, const i
     if (next_count > 0) tiles[turn ^ 1].find(pages, table, head, next, next_count);
     const Keys* coming = next_count == count ? &tiles[turn ^ 1] : nullptr;
     const Keys* scaled = quantised(pages.dtype) ? &keys : nullptr;
-    if (WIDE) {
+    if constexpr (WIDE) {
       widen_tile<E>(pages, keys, count, few.k, few.v, false);
       attend_tile<F32>(c, few, from, to, keys, scaled, first, count, coming);
     } else {
@@ -197,26 +226,37 @@ inline void attend_span(const Call& c, const Few& few, int from, int to, const i
 }
 
 template <class E>
-inline void attend_few(const Call& c, const Item* items, const Task& task, int head, float* scratch) {
-  const Few few(c, items, task.count, scratch);
+inline void load_few(const Call& c, const Few& few, int head) {
   for (int r = 0; r < few.rows; r++) {
-    widen_any(c.dtype, few.q + r * few.q_width, query_row(c, items[r / few.each], head, r % few.each), c.pages->k_dim,
-              query_scale(c));
+    float* q = few.q + r * few.q_width;
+    const char* row = query_row(c, few.items[r / few.each], head, r % few.each);
+    if (std::is_same<E, Pairs>::value) std::memcpy(q, row, c.pages->k_dim * sizeof(uint16_t));
+    else widen_any(c.dtype, q, row, c.pages->k_dim, query_scale(c));
     few.most[r] = kNone;
     store(few.total + r * W, vf{});
   }
   std::memset(few.values, 0, sizeof(float) * few.rows * few.width);
+}
+
+template <class E>
+inline void attend_few(const Call& c, const Item* items, const Task& task, int head, float* scratch) {
+  const Few few(c, items, task.count, scratch);
+  load_few<E>(c, few, head);
   if (task.count == 1) {
     attend_span<E, false>(c, few, 0, few.rows, items->table, head, items->key_lo, items->key_hi);
   } else {
-    if (sizeof(typename E::T) == 4 || few.rows <= kFewRows)
+    constexpr bool kInPlace = sizeof(typename E::T) == 4 || std::is_same<E, Pairs>::value;
+    if (kInPlace || few.rows <= kFewRows)
       attend_span<E, false>(c, few, 0, few.rows, items->table, head, items->key_lo, task.together);
     else
-      attend_span<E, true>(c, few, 0, few.rows, items->table, head, items->key_lo, task.together);
+      attend_span<E, !kInPlace>(c, few, 0, few.rows, items->table, head, items->key_lo, task.together);
     for (int i = 0; i < task.count; i++)
       attend_span<E, false>(c, few, i * few.each, (i + 1) * few.each, items[i].table, head, task.together,
                             items[i].key_hi);
   }
+#if defined(OCTAVO_AVX512)
+  if (std::is_same<E, Pairs>::value) unwoven(few.values, few.rows * few.width);
+#endif
   for (int i = 0; i < task.count; i++)
     deliver(c, items[i], head, [&](int r, float& most, float& total) {
       r += i * few.each;

@@ -60,6 +60,10 @@ KernelSet::KernelSet(const std::string& name) {
   for (const Kernels* one : attention_kernels())
     if (name == one->name) kernels_ = one;
   if (!kernels_) throw std::invalid_argument("no kernels named " + name + " run on this processor");
+#if defined(__x86_64__)
+  // AMD's dots of bfloat16 do twice the work of its multiply-adds; Intel's, without AMX, half of it.
+  dots_ = kernels_ == &kAvx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+#endif
 }
 
 void KernelSet::attend(const Plan& plan, const Pages& pages, const Queries& queries, float scale, float softcap,
@@ -67,7 +71,8 @@ void KernelSet::attend(const Plan& plan, const Pages& pages, const Queries& quer
   if (pages.kv_heads != plan.kv_heads || pages.block_tokens != plan.block_tokens || plan.last_unit >= pages.units)
     throw std::invalid_argument("the plan was made for other pages");
   Call call{&pages, plan.sight, plan.group, queries.dtype, queries.q, queries.q_token, queries.q_head, queries.out,
-            int64_t{plan.group} * plan.kv_heads * pages.v_dim, pages.v_dim, scale, softcap, sinks, nullptr, nullptr};
+            int64_t{plan.group} * plan.kv_heads * pages.v_dim, pages.v_dim, scale, softcap, sinks,
+            dots_ && queries.dtype == Dtype::bf16 && pages.dtype == Dtype::bf16, nullptr, nullptr};
   if (plan.partial_rows) {
     partials_.resize(std::max(partials_.size(), plan.partial_rows * kernels_->partial_floats(call)));
     const size_t count = static_cast<size_t>(plan.tiles) * plan.kv_heads;

@@ -38,6 +38,7 @@ class KernelSet {
 
  private:
   const Kernels* kernels_ = nullptr;
+  bool dots_ = false;
   std::vector<float> partials_;
   std::vector<std::atomic<int>> arrived_;
 };

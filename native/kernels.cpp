@@ -2,6 +2,7 @@
 // which intrinsics there are (neither: portable, any processor).
 #include "few.h"
 #include "many.h"
+#include "pairs.h"
 #include "put.h"
 
 namespace octavo {
@@ -22,7 +23,23 @@ void attend_as(const Call& c, const Item* items, const Task& task, int head, flo
   else attend_many<E>(c, first, head, scratch);
 }
 
+#if defined(OCTAVO_AVX512)
+void attend_in_pairs(const Call& c, const Item* items, const Task& task, int head, float* scratch) {
+  const Pages& pages = *c.pages;
+  const Item& first = items[task.first];
+  if (first.count * c.group > kFewRows) {
+    if (pages.k_dim % 2 == 0) return attend_pairs(c, first, head, scratch);
+  } else if (pages.k_dim % kWoven == 0 && pages.v_dim % kWoven == 0) {
+    return attend_few<Pairs>(c, &first, task, head, scratch);
+  }
+  attend_as<BF16>(c, items, task, head, scratch);
+}
+#endif
+
 void attend(const Call& c, const Item* items, const Task& task, int head, float* scratch) {
+#if defined(OCTAVO_AVX512)
+  if (c.dots) return attend_in_pairs(c, items, task, head, scratch);
+#endif
   if (c.pages->dtype == Dtype::f32) attend_as<F32>(c, items, task, head, scratch);
   else if (c.pages->dtype == Dtype::bf16) attend_as<BF16>(c, items, task, head, scratch);
   else if (c.pages->dtype == Dtype::f16) attend_as<F16>(c, items, task, head, scratch);

@@ -39,7 +39,7 @@ inline void score_rows(float* scores, const float* q, const char* const* k, int 
   else if (vectors == 2) score<2, 4>(scores, q, k, dim, keys);
 #if defined(OCTAVO_AVX512)
   else if (vectors == 3) score<3, 4>(scores, q, k, dim, keys);
-  else score<4, 4>(scores, q, k, dim, keys);
+  else score<4, 6>(scores, q, k, dim, keys);
 #endif
 }
 
@@ -49,8 +49,9 @@ struct State {
   alignas(64) int32_t low[kRows], high[kRows];  // a row sees keys low .. high - 1
 };
 
-// Scores of keys first .. first + keys - 1 become weights, for one vector of rows.
-template <bool MASK, bool CAP>
+// Scores of keys first .. first + keys - 1 become weights, for one vector of rows; with PAIRS, which an even number of
+// keys has, those of two keys become two bfloat16 in one place, [key / 2][row].
+template <bool PAIRS, bool MASK, bool CAP>
 OCTAVO_INLINE void soften_lanes(float* scores, State& s, int n, int first, int keys, float cap) {
   const vi low = load(s.low + n * W), high = load(s.high + n * W);
   vf before = load(s.most + n * W), most = before;
@@ -65,12 +66,19 @@ OCTAVO_INLINE void soften_lanes(float* scores, State& s, int n, int first, int k
     if (CAP || MASK) store(scores + t * kRows + n * W, x);
   }
   vf base = where(most == splat(kNone), vf{}, most), sums = vf{};
-  for (int t = 0; t < keys; t++) {
-    vf x = load(scores + t * kRows + n * W);
-    vf p = exp2(x - base);
+  const auto weight = [&](int t) {
+    vf x = load(scores + t * kRows + n * W), p = exp2(x - base);
     if (MASK) p = where(x == splat(kNone), vf{}, p);
     sums += p;
-    store(scores + t * kRows + n * W, p);
+    return p;
+  };
+  if constexpr (PAIRS) {
+    for (int t = 0; t < keys; t += 2) {
+      vf even = weight(t), odd = weight(t + 1);
+      store(scores + t / 2 * kRows + n * W, pair(even, odd));
+    }
+  } else {
+    for (int t = 0; t < keys; t++) store(scores + t * kRows + n * W, weight(t));
   }
   vf decay = exp2(before - base);
   store(s.decay + n * W, decay);
@@ -78,13 +86,14 @@ OCTAVO_INLINE void soften_lanes(float* scores, State& s, int n, int first, int k
   store(s.most + n * W, most);
 }
 
+template <bool PAIRS>
 inline void soften_rows(float* scores, State& s, int vectors, int first, int keys, bool mask, float cap) {
   for (int n = 0; n < vectors; n++) {
     if (cap > 0) {
-      if (mask) soften_lanes<true, true>(scores, s, n, first, keys, cap * kLog2e);
-      else soften_lanes<false, true>(scores, s, n, first, keys, cap * kLog2e);
-    } else if (mask) soften_lanes<true, false>(scores, s, n, first, keys, 0);
-    else soften_lanes<false, false>(scores, s, n, first, keys, 0);
+      if (mask) soften_lanes<PAIRS, true, true>(scores, s, n, first, keys, cap * kLog2e);
+      else soften_lanes<PAIRS, false, true>(scores, s, n, first, keys, cap * kLog2e);
+    } else if (mask) soften_lanes<PAIRS, true, false>(scores, s, n, first, keys, 0);
+    else soften_lanes<PAIRS, false, false>(scores, s, n, first, keys, 0);
   }
 }
 
@@ -117,11 +126,18 @@ inline void load_queries(const Call& c, const Item& it, int head, const Many& m)
   const int rows = it.count * c.group, dim = c.pages->k_dim;
   alignas(64) float row[kMostDim + W];
   for (int r = 0; r < m.groups * kRows; r++) {
-    State& s = m.states[r / kRows];
-    int source = lesser(r, rows - 1), i = r % kRows, p = it.position + source / c.group;
-    float* q = m.q + (size_t)(r / kRows) * dim * kRows + i;
+    float* q = m.q + (size_t)(r / kRows) * dim * kRows + r % kRows;
     if (r < rows) widen_any(c.dtype, row, query_row(c, it, head, r), dim, query_scale(c));
     for (int d = 0; d < dim; d++) q[d * kRows] = row[d];
+  }
+}
+
+// Rows that have seen nothing yet; those behind the last see what it sees.
+inline void begin_rows(const Call& c, const Item& it, const Many& m) {
+  const int rows = it.count * c.group;
+  for (int r = 0; r < m.groups * kRows; r++) {
+    State& s = m.states[r / kRows];
+    const int i = r % kRows, p = it.position + lesser(r, rows - 1) / c.group;
     s.most[i] = kNone;
     s.total[i] = 0;
     s.low[i] = c.sight.first_key(p);
@@ -130,12 +146,21 @@ inline void load_queries(const Call& c, const Item& it, int head, const Many& m)
   std::memset(m.values, 0, sizeof(float) * m.groups * kRows * m.width);
 }
 
+inline void deliver_rows(const Call& c, const Item& it, int head, const Many& m) {
+  deliver(c, it, head, [&](int r, float& most, float& total) {
+    most = m.states[r / kRows].most[r % kRows];
+    total = m.states[r / kRows].total[r % kRows];
+    return m.values + (size_t)r * m.width;
+  });
+}
+
 template <class E>
 inline void attend_many(const Call& c, const Item& it, int head, float* scratch) {
   const Pages& pages = *c.pages;
   const int rows = it.count * c.group;
-  Many m(c, rows, scratch);
+  const Many m(c, rows, scratch);
   load_queries(c, it, head, m);
+  begin_rows(c, it, m);
   Keys keys;
   for (int first = it.key_lo; first < it.key_hi; first += kKeyTile) {
     const int count = lesser(kKeyTile, it.key_hi - first);
@@ -149,17 +174,13 @@ inline void attend_many(const Call& c, const Item& it, int head, float* scratch)
       const int vectors = lesser(kVectors, (rows - g * kRows + W - 1) / W);
       const bool mask = s.low[kRows - 1] > first + a || s.high[0] < first + b;
       score_rows(m.scores, m.q + (size_t)g * pages.k_dim * kRows, keys.k + a, pages.k_dim, b - a, vectors);
-      soften_rows(m.scores, s, vectors, first + a, b - a, mask, c.softcap);
+      soften_rows<false>(m.scores, s, vectors, first + a, b - a, mask, c.softcap);
       for (int r = 0; r < vectors * W; r += 4)
         weigh_all<F32, 4, 1, kRows>(m.values + (size_t)(g * kRows + r) * m.width, pages.v_dim, s.decay + r,
                                     m.scores + r, keys.v + a, b - a, nullptr, 0);
     }
   }
-  deliver(c, it, head, [&](int r, float& most, float& total) {
-    most = m.states[r / kRows].most[r % kRows];
-    total = m.states[r / kRows].total[r % kRows];
-    return m.values + (size_t)r * m.width;
-  });
+  deliver_rows(c, it, head, m);
 }
 
 }  // namespace OCTAVO_ISA

@@ -186,6 +186,28 @@ OCTAVO_INLINE void store_some(typename E::T* p, vf x, int n) {
   for (int i = 0; i < n; i++) p[i] = lanes[i];
 }
 
+// Pairs of bfloat16 in 32 bits. Only AVX-512's kernels for processors that add their products come here, and write the
+// instructions out: the compiler may not use them anywhere else.
+#if defined(OCTAVO_AVX512)
+typedef int32_t pair_any __attribute__((aligned(2), may_alias));
+OCTAVO_INLINE vf splat_pair(const void* p) { return (vf)splat(*static_cast<const pair_any*>(p)); }
+OCTAVO_INLINE vf dot_pairs(vf a, vf b, vf sum) {
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
+// To the nearest. A NaN stays one: those of bfloat16 inputs have zeros in their low half.
+OCTAVO_INLINE vf pair(vf even, vf odd) {
+  vu low = ((vu)even + 0x8000u) >> 16, high = ((vu)odd + 0x8000u) & 0xffff0000u;
+  return (vf)(low | high);
+}
+#else
+OCTAVO_INLINE vf pair(vf even, vf) { return even; }  // never called
+#endif
+OCTAVO_INLINE void store_rounded(void* p, vf x) {
+  vh half = __builtin_convertvector(((vu)x + 0x8000u) >> 16, vh);
+  std::memcpy(p, &half, sizeof(half));
+}
+
 // ---- functions ----
 
 // 2^x to half a unit in the last place or so, for x <= 127; below 2^-126 it stays there, NaN stays NaN.

@@ -83,6 +83,7 @@ struct Call {
   float scale;
   float softcap;       // 0: none
   const float* sinks;  // one logit per query head, or null
+  bool dots;           // queries and pages are bfloat16, and the processor's dots of its pairs are the faster way
   float* partials;
   std::atomic<int>* arrived;  // per (tile, kv head): segments that are done
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +103,19 @@ def test_half_precision_queries_lose_no_more_than_the_rounding_of_the_output(bac
         assert worst(out, right) < most * float(right.abs().max())
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_bfloat16_queries_over_bfloat16_pages_of_random_shapes(backend, seed):
+    """Where the processor has dots of pairs of them; weights may be rounded as the output is."""
+    random = np.random.default_rng([seed, 17])
+    shape = replace(random_shape(random, BF16), q_dtype=torch.bfloat16)
+    world = World(shape, backend, slots=1000, seed=seed)
+    for _ in range(3):
+        starts, counts = random_chunks(random)
+        rule = random_rule(random, shape.heads)
+        out, right = world.run(starts, counts, rule)
+        assert worst(out, right) < 2**-7 * float(right.abs().max()), (shape, rule, starts, counts)
+
+
 @pytest.mark.parametrize(("spread", "most"), [(1e-3, 1e-8), (30.0, 0.03)])
 def test_scores_of_any_size_neither_overflow_nor_vanish(backend, spread, most):
     """At a spread of 30 scores reach thousands, and their last bit in float32 is worth a thousandth of a weight."""
@@ -137,9 +151,10 @@ def test_a_batch_mate_never_changes_a_sequence_and_neither_do_threads(backend, c
         assert torch.equal(backend.attend(q[span], new, world.pages, alone, PLAIN), together[span])
 
 
-def test_a_nan_in_one_sequence_stays_in_it_and_is_seen(backend):
+@pytest.mark.parametrize("kept", [Shape(), Shape(dtype=BF16, q_dtype=torch.bfloat16)])
+def test_a_nan_in_one_sequence_stays_in_it_and_is_seen(backend, kept):
     for where in ("k", "v"):
-        world = World(Shape(), backend, slots=100)
+        world = World(kept, backend, slots=100)
         step, q, k, v = world.step([200, 150, 0], [1, 1, 60], PLAIN)
         backend.write(k, v, world.pages, step)
         getattr(world.pages, where)[int(step.tables[step.rows[1], 2]), :, 3] = float("nan")

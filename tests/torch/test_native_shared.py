@@ -65,14 +65,15 @@ def test_decodes_that_share_a_prefix_equal_attention_in_float64(backend, name, r
         assert worst(*world.run(starts, counts, rule_for(rule, shape.heads), shared=[*shared, 320])) < 2e-5, shape
 
 
+@pytest.mark.parametrize("q_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("rule", ["plain", "all"])
-def test_what_is_shared_and_with_how_many_never_changes_a_bit(backend, name, rule):
-    shape = Shape(kv_heads=2, group=3, dtype=DTYPES[name])
+def test_what_is_shared_and_with_how_many_never_changes_a_bit(backend, name, rule, q_dtype):
+    shape = Shape(kv_heads=2, group=3, dtype=DTYPES[name], q_dtype=q_dtype)
     world = World(shape, backend, slots=900, seed=5)
     chosen = rule_for(rule, shape.heads)
     starts = [1300, 1250, 1200, 1111, *([1100] * 20), 900, 5]
-    shared = [1040, 1040, 1040, 600, *([1040] * 20), 704, 0]
+    shared = [1040, 1040, 1040, 600, *([1040] * 20), 880, 0]
     step, q, k, v = world.step(starts, [1] * len(starts), chosen, shared=shared)
     backend.write(k, v, world.pages, step)
     new = (k.transpose(0, 1)[None], v.transpose(0, 1)[None])
@@ -85,6 +86,16 @@ def test_what_is_shared_and_with_how_many_never_changes_a_bit(backend, name, rul
     for threads in (2, 5):
         other = NativeAttention(backend.instruction_set, threads=threads)
         assert torch.equal(other.attend(q, new, world.pages, step, chosen), together)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_bfloat16_throughout_loses_no_more_than_rounding_where_decodes_share(backend, rule):
+    shape = Shape(kv_heads=2, group=3, dtype=BF16, q_dtype=torch.bfloat16)
+    world = World(shape, backend, slots=900, seed=7)
+    starts = [1300, 1250, 1200, *([1101] * 15), 900, 5]
+    shared = [1040, 1040, 600, *([1040] * 15), 704, 0]
+    out, right = world.run(starts, [1] * len(starts), rule_for(rule, shape.heads), shared=shared)
+    assert worst(out, right) < 2**-7 * float(right.abs().max())
 
 
 def test_sequences_that_share_nothing_are_taken_one_by_one(backend):
