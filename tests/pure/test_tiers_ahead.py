@@ -104,3 +104,43 @@ def test_room_for_a_long_start_takes_one_round_of_copies_whatever_the_eviction()
         assert rounds <= 4, eviction
         world.finish()
         world.assert_right()
+
+
+def crowded() -> tuple[TierWorld, int]:
+    """The first prompt is on the disk, and half of the host is held by copies to it that do not end."""
+    world = through(20, by_hand=True)
+    for seed in range(6, 10):
+        world.serve(text(LONG, seed))
+    world.hold("store")
+    for seed in range(10, 14):
+        world.ask(text(LONG, seed))
+        world.answer_all()
+    assert sum(order.blocks for order in world.mover.under_way("store")) == 10
+    return world, world.ask(text(LONG, 0))
+
+
+def test_a_start_waits_for_room_on_the_host_that_copies_hold_rather_than_compute() -> None:
+    world, again = crowded()
+    world.step(10)
+    assert world.mover.under_way("store")
+    assert not world.of(Admitted, again)
+    world.mover.end("store")
+    world.hold()
+    world.finish()
+    assert sum(world.cached(again).values()) == LONG - 1
+    world.assert_right()
+
+
+def test_a_start_does_not_wait_for_room_that_copies_hold_which_are_late() -> None:
+    world, again = crowded()
+    world.step(3)
+    assert not world.of(Admitted, again)
+    world.mover.pass_deadline("store")
+    world.step(2)
+    assert world.of(Admitted, again)
+    world.answer_all()
+    assert world.cached(again).get("disk", 0) == 0
+    world.mover.end("store")
+    world.hold()
+    world.finish()
+    world.assert_right()

@@ -68,6 +68,7 @@ def test_what_was_reset_is_not_there_after_a_restart() -> None:
     first.core.reset_kept(first.time)
     first.step()
     first.serve(B[:5])
+    assert len(first.mover.disk[0]) == 1, "what was stored since"
     second = over(first)
     assert [second.cached(second.serve(prompt)) for prompt in (A, B)] == [{}, {"disk": 4}]
 

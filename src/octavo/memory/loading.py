@@ -102,13 +102,17 @@ class Loading:
                 continue  # a suspension's: held already
             one.host = one.node.places[HOST_TIER][one.group]
             if one.host != NO_SLOT:
-                self._host.reference(one.group, one.host)
                 continue
             one.disk = NO_SLOT if self._disk is None else one.node.places[DISK_TIER][one.group]
             if one.disk == NO_SLOT:
                 raise InvariantViolation("kept-is-findable", f"node {one.node.number} is wanted and kept nowhere")
             if self._disk is not None:
                 self._disk.hold(one.group, one.disk)
+        for group in range(len(self._cache.tables)):
+            here = [one.host for one in wanted if one.group == group and one.node is not None and one.host != NO_SLOT]
+            self._host.reference(group, np.array(here, dtype=np.int32))
+        for one in reversed(wanted):  # the beginning is the last to go: what follows it is of no use without it
+            if one.disk != NO_SLOT and one.node is not None and self._disk is not None:
                 self._disk.find(one.group, one.node.identity)
         staged = [0] * len(self._cache.tables)
         for one in wanted:
@@ -116,6 +120,7 @@ class Loading:
         room = self._host.take(staged) if any(staged) else None
         if any(staged) and room is None:
             self.let_go(wanted)
+            self._host.lacked = max(self._host.lacked, sum(staged))
             return False
         taken = [0] * len(staged)
         for one in wanted:
@@ -126,9 +131,10 @@ class Loading:
 
     def let_go(self, wanted: Sequence[Wanted]) -> None:
         """The row was not seated after all."""
+        for group in range(len(self._cache.tables)):
+            here = [one.host for one in wanted if one.group == group and one.host != NO_SLOT]
+            self._host.unreference(group, np.array(here, dtype=np.int32))
         for one in wanted:
-            if one.host != NO_SLOT:
-                self._host.unreference(one.group, one.host)
             if one.disk != NO_SLOT and self._disk is not None:
                 self._disk.let_go(one.group, one.disk)
             one.host = one.disk = NO_SLOT
@@ -190,8 +196,7 @@ class Loading:
         if len(whole) < len(parts):
             self._give_up(load, next(reason for reason in ended.reasons if reason))
         if load.given_up:
-            for one in parts:
-                self._off_host(load, one)
+            self._off_host(load, group, parts)
         else:
             self._promote(load, group, whole)
         self._finish(load)
@@ -208,16 +213,19 @@ class Loading:
                 self._arrivals.misses.append(("host", reason))
                 if one.node is not None and one.node.places[HOST_TIER][group] == one.host:
                     self._host.withdraw(one.node, group)
-            self._off_host(load, one)
+        self._off_host(load, group, parts)
         if any(ended.reasons):
             self._give_up(load, next(reason for reason in ended.reasons if reason))
         self._finish(load)
 
-    def _off_host(self, load: _Load, one: Wanted) -> None:
-        """No copy of this block is to come."""
-        self._host.unreference(one.group, one.host, used=one.arrived)
-        one.host = NO_SLOT
-        load.left -= 1
+    def _off_host(self, load: _Load, group: int, parts: list[Wanted]) -> None:
+        """No copies of these blocks are to come."""
+        for used in (False, True):
+            slots = [one.host for one in parts if one.arrived == used]
+            self._host.unreference(group, np.array(slots, dtype=np.int32), used=used)
+        for one in parts:
+            one.host = NO_SLOT
+        load.left -= len(parts)
 
     def _give_up(self, load: _Load, reason: str) -> None:
         if not load.given_up:

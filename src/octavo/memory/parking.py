@@ -97,7 +97,7 @@ class Parking:
         for move, reason in zip(moves, ended.reasons, strict=True):
             del self._moving[move]
             value = self._cache.suspensions.get(move.ticket)
-            source = np.array([move.source], dtype=np.int32)
+            source, target = (np.array([slot], dtype=np.int32) for slot in (move.source, move.target))
             if reason:
                 self._lose(move.ticket, reason)
             elif value is not None:
@@ -107,10 +107,10 @@ class Parking:
                 slots[move.group] = tuple(entries)
                 self._cache.replace(replace(value, slots=tuple(slots)))
                 self._publish(move)
-                self._host.reference(move.group, move.target)
+                self._host.reference(move.group, target)
                 self._cache.unreference(move.group, source, -1)
             self._cache.unreference(move.group, source, -1, used=False)
-            self._host.unreference(move.group, move.target)
+            self._host.unreference(move.group, target)
 
     def _publish(self, move: _Move) -> None:
         """A block that can be found on the device can be found in this copy too."""
@@ -149,9 +149,8 @@ class Parking:
         value = self._cache.suspensions[ticket]
         self._broken.pop(ticket, None)
         for group, entries in enumerate(value.slots):
-            for tier, slot in entries:
-                if tier == HOST:
-                    self._host.unreference(group, slot)
+            here = [slot for tier, slot in entries if tier == HOST]
+            self._host.unreference(group, np.array(here, dtype=np.int32))
         self._cache.drop(value)
 
     # -- up -----------------------------------------------------------------------------------------
@@ -209,8 +208,8 @@ class Parking:
         new, wanted = [], []
         for group, (again, lacking) in enumerate(parts):
             slots = [slot for _, slot in value.slots[group]]
+            self._host.unreference(group, np.array([slots[entry] for entry, _ in again], dtype=np.int32))
             for entry, slot in again:
-                self._host.unreference(group, slots[entry])
                 slots[entry] = slot
             for one, slot in zip(lacking, taken[group], strict=False):
                 one.target = slots[one.index - value.firsts[group]] = int(slot)

@@ -14,7 +14,7 @@ Invariant: no device slot is free before its copy has ended; a copy is findable 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -36,8 +36,8 @@ _HOST_AHEAD = 4
 """The same of the host, which nobody may wait for."""
 _LATELY = 64
 """Of the last so many times that a tier was asked for room, the largest says what may be asked for next."""
-_STORE_BYTES = 8 << 20
-"""Of one order to the disk: a load waits for that much at most."""
+_DEMOTE_BYTES, _STORE_BYTES = 32 << 20, 8 << 20
+"""Of one order to the host, and to the disk: who waits for a copy upwards waits for that much at most."""
 _STORE_SECONDS = 1.0
 """Of the disk's time, as fast as it has been, are under way at most: none of it may be late."""
 
@@ -117,15 +117,17 @@ class Saving:
         """Begin to copy a block; it is referenced until that has ended. False when it cannot be."""
         if not self._errands.answers("arenas"):
             return False
-        node = self._directory.node_of(group, slot)
         target = self._host.take_one(group)
         if target is None:
             return False
+        self._begin(group, slot, target)
+        return True
+
+    def _begin(self, group: int, slot: int, target: int) -> None:
+        copy = _Copy(group, self._directory.node_of(group, slot), slot, target)
         self._shelf.take_up(group, np.array([slot], dtype=np.int32))
-        copy = _Copy(group, node, slot, target)
         self._queued.append(copy)
         self._moving[copy] = None
-        return True
 
     def _make_way(self, counts: Sequence[int], short: Shortfall) -> bool:
         """Somebody lacks room that unsaved blocks take. Whether some of them may go now after all."""
@@ -135,11 +137,24 @@ class Saving:
         if self._errands.answers("arenas"):
             blocks -= sum(map(self._frees, self._moving))
         changed = False
-        for group, slot in list(islice(self._shelf.unsaved, max(0, blocks))):
-            if not self._save(group, slot):
-                self._shelf.settle(self._directory.node_of(group, slot), group)
-                changed = True
+        for group, slot in self._save_first(blocks):
+            self._shelf.settle(self._directory.node_of(group, slot), group)
+            changed = True
         return changed
+
+    def _save_first(self, most: int) -> list[tuple[int, int]]:
+        """Begin to copy the first so many unsaved blocks; returns those of them for which that cannot be."""
+        blocks = list(islice(self._shelf.unsaved, max(0, most)))
+        counts = [0] * len(self._cache.tables)
+        for group, _ in blocks:
+            counts[group] += 1
+        room = self._host.take(counts) if blocks and self._errands.answers("arenas") else None
+        if room is None:  # as many as can be, one by one
+            return [(group, slot) for group, slot in blocks if not self._save(group, slot)]
+        left = [iter(slots.tolist()) for slots in room]
+        for group, slot in blocks:
+            self._begin(group, slot, next(left[group]))
+        return []
 
     def _frees(self, copy: _Copy) -> bool:
         return int(self._cache.pool.slots[copy.group].refs[copy.source]) == 1
@@ -156,9 +171,7 @@ class Saving:
             lately = min(max(self._lacked, default=0), pool.slabs // 2, self._host.pool.slabs // 2)
             wanted = max(-(-pool.slabs // _AHEAD), lately)
             ready = pool.free.count + sum(pool.cached) - len(unsaved) + sum(map(self._frees, self._moving))
-            for group, slot in list(islice(unsaved, max(0, wanted - ready))):
-                if not self._save(group, slot):
-                    break
+            self._save_first(wanted - ready)
         if self._disk is not None and self._host.shelf is not None:
             if self._host.taken > self._taken_before:
                 self._taken.append(self._host.taken - self._taken_before)
@@ -193,24 +206,21 @@ class Saving:
         return found
 
     def _store_ahead(self, disk: DiskTier, blocks: Sequence[tuple[int, int]]) -> None:
-        parts: list[list[_Copy]] = [[] for _ in self._cache.tables]
+        copies = []
         for group, slot in blocks:
             target = disk.take(group)
             if target is None:
                 break
             node = self._directory.node_of(group, slot, HOST_TIER)
-            self._host.reference(group, slot)
+            self._host.reference(group, np.array([slot], dtype=np.int32))
             copy = _Copy(group, node, slot, target)
             self._storing[copy] = None
-            parts[group].append(copy)
-        for group, copies in enumerate(parts):
-            most = max(1, _STORE_BYTES // self._cache.layout.groups[group].block_bytes)
-            for first in range(0, len(copies), most):
-                part = copies[first : first + most]
-                self._errands.ask(
-                    "store", group, [(copy.source, copy.target) for copy in part], partial(self._stored, part),
-                    keys=tuple(copy.node.identity for copy in part),
-                )  # fmt: skip
+            copies.append(copy)
+        for part in self._parts(copies, _STORE_BYTES):
+            self._errands.ask(
+                "store", part[0].group, [(copy.source, copy.target) for copy in part], partial(self._stored, part),
+                keys=tuple(copy.node.identity for copy in part),
+            )  # fmt: skip
 
     # -- orders and their ends --------------------------------------------------------------------
 
@@ -220,15 +230,19 @@ class Saving:
         return bool(self._queued)
 
     def give_orders(self) -> None:
-        """What was queued since the last call, one order for each group."""
+        """What was queued since the last call, in orders of one group each."""
         queued, self._queued = self._queued, []
-        for group in range(len(self._cache.tables)):
-            copies = [copy for copy in queued if copy.group == group]
-            if copies:
-                self._errands.ask(
-                    "demote", group, [(copy.source, copy.target) for copy in copies],
-                    partial(self._saved, copies),
-                )  # fmt: skip
+        for part in self._parts(queued, _DEMOTE_BYTES):
+            self._errands.ask(
+                "demote", part[0].group, [(copy.source, copy.target) for copy in part], partial(self._saved, part)
+            )
+
+    def _parts(self, copies: Sequence[_Copy], most_bytes: int) -> Iterator[list[_Copy]]:
+        """By group, and of so many bytes, or one block, at most."""
+        for group, layout in enumerate(self._cache.layout.groups):
+            here, most = [copy for copy in copies if copy.group == group], max(1, most_bytes // layout.block_bytes)
+            for first in range(0, len(here), most):
+                yield here[first : first + most]
 
     def _saved(self, copies: list[_Copy], ended: Ended) -> None:
         for copy, reason in zip(copies, ended.reasons, strict=True):
@@ -238,8 +252,9 @@ class Saving:
             if not reason and stands and node.places[HOST_TIER][group] == NO_SLOT:
                 self._host.publish(node, group, copy.target)
             self._shelf.settle(node, group)
-            self._host.unreference(group, copy.target)
-            self._cache.unreference(group, np.array([copy.source], dtype=np.int32), -1, used=False)
+        group = copies[0].group
+        self._host.unreference(group, np.array([copy.target for copy in copies], dtype=np.int32))
+        self._cache.unreference(group, np.array([copy.source for copy in copies], dtype=np.int32), -1, used=False)
 
     def _stored(self, copies: list[_Copy], ended: Ended) -> None:
         assert self._disk is not None
@@ -256,7 +271,7 @@ class Saving:
                 self.erase.append((group, copy.target))
             self._disk.let_go(group, copy.target)
             self._host.shelf.settle(node, group)
-            self._host.unreference(group, copy.source)
+            self._host.unreference(group, np.array([copy.source], dtype=np.int32))
 
     def held(self) -> list[tuple[int, int, int]]:
         """(tier, group, slot) of what copies touch, for the invariants."""

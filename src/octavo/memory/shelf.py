@@ -53,8 +53,10 @@ class Shelf:
         """READY slots at nodes have lost their last reference: they are cached. `used`: by somebody who read them."""
         self.pool.count_cached(group, slots, +1)
         self.directory.uses += used
-        for slot in slots[::-1].tolist():  # the deepest is saved first, since it goes first
-            node = self.directory.node_of(group, slot, self.tier)
+        nodes = [(self.directory.node_of(group, slot, self.tier), slot) for slot in slots.tolist()]
+        if self.saves is not None and len(nodes) > 1:  # the deepest goes first, and is saved first
+            nodes.sort(key=lambda one: -one[0].index)
+        for node, slot in nodes:
             if used:
                 node.last_used = self.directory.uses
                 node.settled = 0

@@ -68,8 +68,9 @@ class Tiering:
         return self.loading.take_arrivals()
 
     def prepare(self) -> None:
-        """Before a step is planned: copy ahead of need."""
-        if self.saving is not None:
+        """Before a step is planned: copy ahead of need, but where somebody waits for room that such copies hold."""
+        lacked, self.host.lacked = self.host.lacked, 0
+        if self.saving is not None and not lacked:
             self.saving.ahead()
 
     def take_orders(self) -> list[Order]:
@@ -165,6 +166,13 @@ class Tiering:
         """Hold what the match lacks on the device; None when it cannot be brought there now."""
         wanted = lower_blocks(self.cache, match)
         return wanted if not wanted or self.loading.hold(wanted) else None
+
+    @property
+    def stages_soon(self) -> bool:
+        """Whether who lacked room on the host will have it when copies under way, none of them late, have ended."""
+        copying = any(self.errands.answers(lane) and self.errands.under_way(lane) for lane in ("arenas", "disk"))
+        held = sum(tier == HOST_TIER for tier, _, _ in self.held())
+        return copying and self.host.lacked <= self.host.room_after(held)
 
     def tokens_by_tier(self, match: Match, wanted: Sequence[Wanted]) -> dict[str, int]:
         """Positions of the match by the lowest tier that any of their state comes from.

@@ -33,6 +33,8 @@ class HostTier:
         self.pool = BlockPool(layout, slabs)
         self.taken = 0
         """Slots that were asked for and had."""
+        self.lacked = 0
+        """Blocks that somebody asked for and did not have, since copies ahead were last thought of."""
         self.shelf = None if directory is None else Shelf(directory, self.pool, eviction, HOST_TIER)
 
     def has_room(self, counts: Sequence[int]) -> bool:
@@ -52,30 +54,38 @@ class HostTier:
         self.taken += sum(counts)
         return got
 
+    def room_after(self, held: int) -> int:
+        """Blocks that could be had once copies no longer hold so many slots; of large and small ones, some more."""
+        return self.pool.available_slabs * max(self.pool.blocks_per_slab) + held
+
     def take_one(self, group: int) -> int | None:
         got = self.take([int(g == group) for g in range(len(self.pool.slots))])
         return None if got is None else int(got[group][0])
 
-    def reference(self, group: int, slot: int) -> None:
-        """Somebody more needs this slot's state."""
-        if self.shelf is not None and self.shelf.directory.keyed_in[HOST_TIER][group][slot]:
-            self.shelf.take_up(group, np.array([slot], dtype=np.int32))
-        else:
-            self.pool.slots[group].refs[slot] += 1
+    def reference(self, group: int, slots: Int32) -> None:
+        """Somebody more needs the state of each of these slots."""
+        if self.shelf is None:
+            self.pool.slots[group].refs[slots] += 1
+            return
+        keyed = self.shelf.directory.keyed_in[HOST_TIER][group][slots]
+        self.shelf.take_up(group, slots[keyed])
+        self.pool.slots[group].refs[slots[~keyed]] += 1
 
-    def unreference(self, group: int, slot: int, *, used: bool = False) -> None:
-        """Somebody less does: with the last one it is cached where it can be found, else EMPTY.
+    def unreference(self, group: int, slots: Int32, *, used: bool = False) -> None:
+        """Somebody less does: with the last one a slot is cached where it can be found, else EMPTY.
 
         `used`: it has been read for a sequence, so that it is among the last to be evicted.
         """
-        columns, slots = self.pool.slots[group], np.array([slot], dtype=np.int32)
-        columns.refs[slot] -= 1
-        if columns.refs[slot]:
-            return
-        if self.shelf is not None and self.shelf.directory.keyed_in[HOST_TIER][group][slot]:
-            self.shelf.keep(group, slots, used=used)
-        else:
-            self.pool.give(group, slots)
+        refs = self.pool.slots[group].refs
+        refs[slots] -= 1
+        gone = slots[refs[slots] == 0]
+        if self.shelf is not None:
+            keyed = self.shelf.directory.keyed_in[HOST_TIER][group][gone]
+            if keyed.any():
+                self.shelf.keep(group, gone[keyed], used=used)
+            gone = gone[~keyed]
+        if len(gone):
+            self.pool.give(group, gone)
 
     def publish(self, node: Node, group: int, slot: int) -> None:
         """The copy of `node` in this referenced slot is whole."""

@@ -28,6 +28,9 @@ Lane = Literal["arenas", "disk"]
 LANES: dict[Route, Lane] = {"demote": "arenas", "promote": "arenas", "store": "disk", "load": "disk"}
 """Each lane has a thread and a budget of its own: a stuck disk does not hold up copies between arenas."""
 
+UPWARDS: tuple[Route, ...] = ("promote", "load")
+"""A sequence waits for each of them: they go before copies the other way that have not begun."""
+
 SIDES: Mapping[Route, tuple[Tier, Tier]] = MappingProxyType(
     {
         "demote": ("device", "host"),

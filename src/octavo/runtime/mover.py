@@ -1,7 +1,7 @@
 """Moves whole blocks between tiers, beside the engine: a thread for the arenas, another for the disk.
 
     engine's thread              a lane's thread
-    submit(order)     --queue--> one order at a time, loads before stores, in batches, within the budget
+    submit(order)     --queue--> one order at a time, upwards before downwards, in batches, within the budget
     poll() -> notices <--ended-- status, bytes and a reason for each block
     cancel(number)               seen between two batches; the batch under way is always finished
     forget(slots)     --queue--> in turn, so that what is stored there afterwards stays
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from octavo.errors import ConfigError, InvariantViolation
-from octavo.memory.transfers import LANES, SIDES, Ended, Lane, Notice, Order, Status, Tier, TimedOut
+from octavo.memory.transfers import LANES, SIDES, UPWARDS, Ended, Lane, Notice, Order, Status, Tier, TimedOut
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
 from octavo.runtime.disk_format import KEY_BYTES
@@ -94,11 +94,11 @@ class _Lane:
 
 
 def _enqueue(queue: deque[_Transfer | _Erasure], transfer: _Transfer) -> None:
-    """A load goes before stores, which nobody waits for, but not before erasures and other loads. It touches no slot
-    that they do: a record is read only once its store has ended."""
+    """A copy upwards goes before those downwards, which fewer wait for, but not before erasures and others upwards. It
+    touches no slot that they do: what is copied up has been copied down, and that copy has ended."""
     place = len(queue)
-    if transfer.order.route == "load":
-        while place and isinstance(before := queue[place - 1], _Transfer) and before.order.route == "store":
+    if transfer.order.route in UPWARDS:
+        while place and isinstance(before := queue[place - 1], _Transfer) and before.order.route not in UPWARDS:
             place -= 1
     queue.insert(place, transfer)
 

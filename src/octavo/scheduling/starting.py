@@ -89,7 +89,7 @@ def take(
 ) -> Reservation | Adoption | Shortfall | None:
     """Blocks of the row just seated, with room for `reserve` positions; copies upwards begin.
 
-    None when what lies below cannot be brought up now: it has to start from less.
+    None when what lies below cannot be brought up now nor soon: it has to start from less.
     """
     cache, tiering, row = scheduler.cache, scheduler.tiering, sequence.row
     if start.ticket is not None and tiering is not None:
@@ -103,7 +103,7 @@ def take(
     if start.waits and tiering is not None:
         held = tiering.lower(start.match)
         if held is None:
-            return None
+            return Shortfall(0, 0, draining=1) if tiering.stages_soon else None
         lower = held
     adopted = adopt(cache, row, start.match, sequence.chain, reserve, scheduler.next_plan, lower)
     if isinstance(adopted, Adoption):

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError, InvariantViolation
-from octavo.memory.transfers import LANES, SIDES, Ended, Lane, Notice, Order, Route, Status, Tier, TimedOut
+from octavo.memory.transfers import LANES, SIDES, UPWARDS, Ended, Lane, Notice, Order, Route, Status, Tier, TimedOut
 from octavo.simulate.executors import NANOSECONDS, nanoseconds, seconds
 
 _LAWS: Mapping[Route, TransferLaw] = MappingProxyType(
@@ -176,8 +176,8 @@ class SimMover:
         self._claim(order)
         queue = self._lanes[LANES[order.route]].queue
         place = len(queue)
-        if order.route == "load":  # as the real mover: before stores, which nobody waits for
-            while place and isinstance(before := queue[place - 1], _Transfer) and before.order.route == "store":
+        if order.route in UPWARDS:  # as the real mover
+            while place and isinstance(before := queue[place - 1], _Transfer) and before.order.route not in UPWARDS:
                 place -= 1
         queue.insert(place, transfer)
         self._start_next(LANES[order.route], self.now_ns)
