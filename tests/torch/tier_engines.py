@@ -101,8 +101,9 @@ class TieredEngine:
         keys = KeySpace(f"{model} {layout.signature}", block_tokens, digest) if reuse else None
         self.path = path
         disk = None if path is None else DiskAsked(path, disk_bytes, shared)
+        fingerprint = keys.fingerprint if keys else ""
         self.tiers = open_tiers(
-            executor.arena, host_slabs, fingerprint=keys.fingerprint if keys else "", disk=disk, faults=faults
+            executor.arena, host_slabs, fingerprint=fingerprint, disk=disk, faults=faults, look_s=0.02
         )
         below = Below(
             host_slabs,

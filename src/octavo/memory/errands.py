@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.errors import InvariantViolation
-from octavo.memory.transfers import LANES, Ended, Lane, Notice, Order, Route, TimedOut
+from octavo.memory.transfers import LANES, Ended, Lane, Order, Route, TimedOut
 from octavo.policy.rates import Rates
 
 
@@ -88,7 +88,7 @@ class Errands:
         cancels, self._cancels = self._cancels, []
         return cancels
 
-    def settle(self, notices: Sequence[Notice]) -> None:
+    def settle(self, notices: Sequence[TimedOut | Ended]) -> None:
         for notice in notices:
             errand = self._open.get(notice.number)
             if errand is None:

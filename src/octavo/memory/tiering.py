@@ -26,7 +26,7 @@ from octavo.memory.parking import Parking
 from octavo.memory.prefix import NO_SLOT, Match
 from octavo.memory.saving import Saving
 from octavo.memory.tiers import HOST_TIER, DiskTier, HostTier
-from octavo.memory.transfers import Notice, Order
+from octavo.memory.transfers import Appeared, Notice, Order
 from octavo.memory.values import TIERS, Int32
 from octavo.policy.eviction import Eviction, LeastRecentlyUsed
 from octavo.policy.placement import Bargain, Placement, WriteBack
@@ -63,8 +63,12 @@ class Tiering:
     # -- with the mover -----------------------------------------------------------------------------
 
     def settle(self, notices: Sequence[Notice]) -> Arrivals:
-        """Learn what became of copies. Returns whose blocks have all arrived, and whose will not."""
-        self.errands.settle(notices)
+        """Learn what became of copies, and what others have left on the disk. Returns whose blocks have all arrived,
+        and whose will not."""
+        self.errands.settle([notice for notice in notices if not isinstance(notice, Appeared)])
+        for notice in notices:
+            if isinstance(notice, Appeared) and self.disk is not None:
+                self.disk.appear(notice.group, notice.keys)
         return self.loading.take_arrivals()
 
     def prepare(self) -> None:

@@ -148,17 +148,28 @@ class DiskTier:
 
     def take(self, group: int) -> int | None:
         """A slot to write in, held; if need be that of the block used longest ago. None while all are being copied."""
-        if self._free[group]:
-            slot = self._free[group].pop()
-        else:
-            oldest = next((i for i, s in self._found[group].items() if (group, s) not in self._busy), None)
-            if oldest is None:
-                return None
-            slot = self._found[group].pop(oldest)
-            self._displace(group, slot)
-            self.evicted_blocks += 1
-        self.hold(group, slot)
+        slot = self._room(group)
+        if slot is not None:
+            self.hold(group, slot)
         return slot
+
+    def _room(self, group: int) -> int | None:
+        if self._free[group]:
+            return self._free[group].pop()
+        oldest = next((i for i, s in self._found[group].items() if (group, s) not in self._busy), None)
+        if oldest is None:
+            return None
+        slot = self._found[group].pop(oldest)
+        self._displace(group, slot)
+        self.evicted_blocks += 1
+        return slot
+
+    def appear(self, group: int, identities: Sequence[bytes]) -> None:
+        """Another process has left these on a disk that both use: each is found in a slot of this one's own."""
+        for identity in identities:
+            slot = None if identity in self._found[group] else self._room(group)
+            if slot is not None:
+                self._found[group][identity] = slot
 
     def hold(self, group: int, slot: int) -> None:
         """A copy touches this slot."""

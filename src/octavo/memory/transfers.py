@@ -90,7 +90,16 @@ class Ended:
     """One for each block: empty where it arrived whole, else why not."""
 
 
-Notice = TimedOut | Ended
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """Other processes have left blocks of this group on a disk that they share with this one: they may be read."""
+
+    group: int
+    keys: tuple[bytes, ...]
+    """The oldest use first."""
+
+
+Notice = TimedOut | Ended | Appeared
 
 
 class Mover(Protocol):
@@ -108,7 +117,7 @@ class Mover(Protocol):
         ...
 
     def poll(self, now: float) -> list[Notice]:
-        """What has happened since the last call: ends, and deadlines that passed."""
+        """What has happened since the last call: ends, deadlines that passed, blocks that appeared."""
         ...
 
     def wait(self) -> None:

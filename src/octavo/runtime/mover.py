@@ -24,6 +24,7 @@ from octavo.memory.transfers import LANES, SIDES, UPWARDS, Ended, Lane, Notice, 
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
 from octavo.runtime.disk_format import KEY_BYTES
+from octavo.runtime.disk_look import LOOK_S, Looker
 from octavo.runtime.disk_store import DiskStore
 
 Clock = Callable[[], float]
@@ -120,7 +121,9 @@ class Mover:
         budget: Budget | None = None,
         clock: Clock = time.monotonic,
         faults: Faults | None = None,
+        look_s: float = LOOK_S,
     ) -> None:
+        """`look_s`: between two looks for what other processes have left on a disk that is shared."""
         budget = budget or Budget()
         sizes = [group.block_bytes for group in device.layout.groups]
         if disk and [store.block_bytes for store in disk] != sizes:
@@ -148,6 +151,7 @@ class Mover:
         for lane in self._lanes.values():
             lane.thread = threading.Thread(target=self._serve, args=(lane,), name=f"octavo-{lane.name}", daemon=True)
             lane.thread.start()
+        self._looker = Looker(self.disk, look_s)
 
     # ---- the engine's thread
 
@@ -180,7 +184,7 @@ class Mover:
 
     def poll(self, now: float) -> list[Notice]:
         """What has happened since the last call. `now`, the engine's clock, plays no part."""
-        notices: list[Notice] = []
+        notices: list[Notice] = [*self._looker.take()]
         moment = self._clock()
         with self._lock:
             self._news = False
@@ -221,6 +225,7 @@ class Mover:
                 if transfer.state != "ended":
                     transfer.stopped = transfer.stopped or "cancelled"
             self._lock.notify_all()
+        self._looker.close()
         for lane in self._lanes.values():
             if lane.thread is not None:
                 lane.thread.join()

@@ -20,6 +20,7 @@ from octavo.runtime.arena import Arena
 from octavo.runtime.disk_files import FIELD
 from octavo.runtime.disk_folder import DiskFolder
 from octavo.runtime.disk_format import HEADER_BYTES, Identity, Places
+from octavo.runtime.disk_look import LOOK_S
 from octavo.runtime.disk_slots import DiskSlots
 from octavo.runtime.disk_store import DiskStore
 from octavo.runtime.mover import Budget, Faults, Mover
@@ -68,9 +69,11 @@ def open_tiers(
     disk: DiskAsked | None = None,
     budget: Budget | None = None,
     faults: Faults | None = None,
+    look_s: float = LOOK_S,
 ) -> OpenTiers:
     """A host arena of `host_slabs` slabs, laid out as the device's, and stores of the model that `fingerprint` names.
 
+    `look_s`: between two looks for what other processes have left on a disk that is shared.
     Raises `ConfigError` where the host's memory, or the disk's, is not to be had. Closing the mover closes all.
     """
     try:
@@ -79,7 +82,7 @@ def open_tiers(
         raise ConfigError("host_bytes", host_slabs * device.layout.slab_bytes, error.remedy) from None
     stores = () if disk is None else _stores(device.layout, fingerprint, disk)
     try:
-        mover = Mover(device, host, stores, budget=budget, faults=faults)
+        mover = Mover(device, host, stores, budget=budget, faults=faults, look_s=look_s)
     except BaseException:
         _close(stores)
         raise
