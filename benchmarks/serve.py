@@ -104,22 +104,22 @@ def measure(asked: Asked, repeat: int, limit_s: float) -> tuple[Taken, Taken]:
     offline, served = Taken(), Taken()
     begun = time.monotonic()
     with Started(_offline(asked, environment)) as engine, Started(_server(asked, environment)) as server:
-        port = _port(server)
+        port = port_of(server)
         _line(engine, "ready")
-        asyncio.run(_streams(port, Asked(asked.model, asked.prompts[:2], 2, asked.options)))
+        asyncio.run(streams(port, Asked(asked.model, asked.prompts[:2], 2, asked.options)))
         for number in range(repeat):
             if number and time.monotonic() - begun > limit_s:
                 break
             for side, process in ((offline, engine), (served, server)):
-                before = _cpu_seconds(process.pid)
-                rate = _offline_rate(engine) if side is offline else asyncio.run(_streams(port, asked))
-                spent = _cpu_seconds(process.pid) - before
+                before = cpu_seconds(process.pid)
+                rate = _offline_rate(engine) if side is offline else asyncio.run(streams(port, asked))
+                spent = cpu_seconds(process.pid) - before
                 side.tokens_per_s.append(rate)
                 side.cpu_us_per_token.append(1e6 * spent / (len(asked.prompts) * asked.output))
     return offline, served
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Of all its threads, those that have ended included; 0 where the system does not tell."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -167,7 +167,7 @@ def _server(asked: Asked, environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def _port(server: subprocess.Popen[str]) -> int:
+def port_of(server: subprocess.Popen[str]) -> int:
     """The port from the line that says where the server answers."""
     assert server.stderr is not None
     for line in server.stderr:
@@ -185,7 +185,7 @@ def _line(process: subprocess.Popen[str], prefix: str) -> str:
     raise SystemExit("the offline engine ended early")
 
 
-async def _streams(port: int, asked: Asked) -> float:
+async def streams(port: int, asked: Asked) -> float:
     """All prompts at once, each a stream read to its end; tokens per second over all."""
     begun = time.monotonic()
     tokens = await asyncio.gather(*[_stream(port, prompt, asked.output) for prompt in asked.prompts])
