@@ -2,9 +2,12 @@
 
 Decodes at batch sizes and contexts, and prefills of one chunk, over pages whose blocks are scattered as
 a running engine scatters them. Each repetition times both backends one after the other, so that a
-disturbance meets both; the ratio is the median of the pairs' ratios. GB/s are bytes of keys and values
-over the least time, beside what one pass over a large array reads; GFLOP/s count what a query sees.
-Prints a table, then one JSON line.
+disturbance meets both; the ratio is the median of the pairs' ratios. With one thread times are processor
+time, so that others on the machine weigh less. GB/s are bytes of keys and values over the least time,
+beside what one pass over a large array reads; GFLOP/s count what a query sees. With `--shared`, decodes
+begin with so many positions in the same blocks, whose bytes count once. Prints a table, then one JSON line.
+
+    python benchmarks/kernels.py --threads 1 --batch 32 --context 300 1060 --shared 0 1024 --prefill 1024 4096
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class Case:
     batch: int
     start: int
     count: int
+    shared: int = 0
 
     @property
     def context(self) -> int:
@@ -68,7 +72,8 @@ class Layer:
         state = Growing((Component("k", component, self.dtype), Component("v", component, self.dtype)))
         layout = make_layout(served_groups((state,)), self.block_tokens, backend.block_order)
         blocks = -(-case.context // self.block_tokens)
-        slots = blocks * case.batch
+        common = case.shared // self.block_tokens
+        slots = common + (blocks - common) * case.batch
         arena = Arena(layout, slots)
         pages = arena.pages(0)
         for part, seed in ((pages.k, 1), (pages.v, 2)):
@@ -77,7 +82,8 @@ class Layer:
             if scales is not None:
                 scales.fill_(0.01)
         units = arena.units(0, np.random.default_rng(0).permutation(slots).astype(np.int32))
-        tables = np.ascontiguousarray(units.reshape(case.batch, blocks))
+        tables = np.tile(units[:common], (case.batch, 1))
+        tables = np.ascontiguousarray(np.hstack((tables, units[common:].reshape(case.batch, blocks - common))))
         rows = np.arange(case.batch)
         positions = np.tile(np.arange(case.start, case.context), case.batch)
         token_rows = np.repeat(rows, case.count)
@@ -105,7 +111,8 @@ class Layer:
 
     def bytes_of(self, case: Case) -> float:
         row = self.dim * self.dtype.bits / 8 + self.dtype.scale_bytes
-        return case.batch * case.context * self.kv_heads * 2 * row
+        common = case.shared // self.block_tokens * self.block_tokens
+        return (common + case.batch * (case.context - common)) * self.kv_heads * 2 * row
 
 
 def _fill(pages: torch.Tensor, seed: int, heads_first: bool) -> None:
@@ -123,9 +130,10 @@ def read_bandwidth(megabytes: int = 256) -> float:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begun = clock()
     call()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 def measured(layer: Layer, case: Case, native: AttentionBackend, repeat: int) -> dict[str, object]:
@@ -151,7 +159,13 @@ def measured(layer: Layer, case: Case, native: AttentionBackend, repeat: int) ->
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    decodes = [Case("decode", batch, context - 1, 1) for batch in options.batch for context in options.context]
+    decodes = [
+        Case("decode", batch, context - 1, 1, shared)
+        for batch in options.batch
+        for context in options.context
+        for shared in options.shared
+        if shared < context
+    ]
     return [*decodes, *(Case("prefill", 1, 0, count) for count in options.prefill)]
 
 
@@ -170,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         computed = COMPUTED.get(name, torch.float32)
         layer = Layer(options.kv_heads, options.heads, options.dim, DTYPES[name], computed, options.block_size)
         print(f"\n{name}: {layer.heads} heads over {layer.kv_heads} of {layer.dim}, blocks of {layer.block_tokens}")
-        print(f"{'':18}{'native us':>11}{'torch us':>11}{'ratio':>7}{'GB/s':>7}{'of read':>9}{'GFLOP/s':>9}")
+        print(f"{'':28}{'native us':>11}{'torch us':>11}{'ratio':>7}{'GB/s':>7}{'of read':>9}{'GFLOP/s':>9}")
         rows = []
         for case in cases(options):
             if layer.bytes_of(case) > options.most_gib * 2**30:
@@ -178,10 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with torch.inference_mode():
                 row = measured(layer, case, native, options.repeat)
             rows.append(row)
-            label = f"{case.kind} {case.batch} x {case.context}"
+            label = f"{case.kind} {case.batch} x {case.context}" + (f", {case.shared} shared" if case.shared else "")
             share = row["native_gb_s"] / bandwidth
             print(
-                f"{label:18}{row['native_us']:>11}{row['reference_us']:>11}{row['ratio']:>7}"
+                f"{label:28}{row['native_us']:>11}{row['reference_us']:>11}{row['ratio']:>7}"
                 f"{row['native_gb_s']:>7}{share:>9.0%}{row['native_gflop_s']:>9}",
                 flush=True,
             )
@@ -195,6 +209,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["fp32", "bf16"], help="of keys and values")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32, 128])
     parser.add_argument("--context", nargs="+", type=int, default=[128, 1024, 4096])
+    parser.add_argument("--shared", nargs="+", type=int, default=[0], help="positions that all decodes begin with")
     parser.add_argument("--prefill", nargs="*", type=int, default=[2048], help="lengths of a chunk with no past")
     parser.add_argument("--kv-heads", type=int, default=3)
     parser.add_argument("--heads", type=int, default=9)
