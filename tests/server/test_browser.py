@@ -12,6 +12,8 @@ import pytest
 from tests.server.serving import PATIENCE_S, Slow, byte_tokenizer, make_core, served
 from tools.browser import MISSING, Tab, browser, find_browser
 
+from octavo.policy.bundle import Policies
+
 pytestmark = pytest.mark.skipif(find_browser() is None, reason=MISSING)
 EVIL = '<img src=x onerror="document.title=\'taken\'"><b>bold</b><script>document.title="taken"</script> 삼 👋🏽 &amp;'
 IDLE = "document.querySelector('#send').disabled === false"
@@ -148,3 +150,18 @@ def test_without_a_chat_template_and_behind_a_path_it_completes(tab: Tab) -> Non
         wide = tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
         assert not wide, "a narrow window needs no scrolling to the side"
         assert tab.complaints == []
+
+
+def test_what_is_kept_found_again_and_pinned_is_shown_where_there_is_any(tab: Tab) -> None:
+    with served(make_core(policies=Policies.named(reuse="prefix"))) as server:
+        tab.open(f"{server.url}/")
+        tab.until("document.querySelector('#state').textContent === 'ready'")
+        assert text(tab, "#tiers") == ""
+        body = {"prompt": "the same words, said twice over and over", "max_tokens": 2}
+        for _ in range(2):
+            server.post("/v1/completions", body)
+        server.post("/v1/cache/pin", {"prompt": body["prompt"], "ttl": 60})
+        tab.until("document.querySelector('#tiers').textContent.includes('positions looked up')")
+        tab.until("document.querySelector('[data-tier=pins]') !== null")
+        assert tab.evaluate("document.querySelector('[data-tier=reused] meter').value") > 0
+        assert not tab.complaints

@@ -85,7 +85,7 @@ def test_the_data_of_the_page_is_that_of_the_metrics(server: Running) -> None:
         (line,) = [x for x in exposed.splitlines() if x.startswith(f"octavo_{name}{{")]
         assert float(line.rsplit(" ", 1)[1]) == now[name]
     # Every figure that the script reads is there.
-    for name in re.findall(r"\bnow\.(\w+)", server.get("/static/page.js").text):
+    for name in re.findall(r"\b(?:now|stats)\.(\w+)", server.get("/static/page.js").text):
         assert name in now, name
     tokens = now["time_to_first_token_seconds"]["count"] + now["inter_token_latency_seconds"]["count"]
     assert tokens >= 5

@@ -187,6 +187,8 @@ class EngineThread:
         try:
             accepted = submit_all(self._core, command.prepared, arrived_s)
         except RequestError as error:
+            # Told before the answer, not after the next step: whoever reads the answer finds it counted.
+            self._hand_over(self._core.scheduler.drain_events())
             command.reply(error)
         else:
             command.reply(accepted)

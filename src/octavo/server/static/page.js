@@ -21,6 +21,29 @@ function bytes(value) {
   return (value / 1024 ** power).toFixed(power ? 1 : 0) + " " + units[power];
 }
 
+// What lies below the device, and what is pinned or was found again: lines that only some servers have.
+function tiers(stats) {
+  const lines = [];
+  for (const [name, room] of Object.entries(stats["tier_capacity_bytes"] || {}))
+    lines.push([name, stats["tier_bytes_used"][name] / room, bytes(stats["tier_bytes_used"][name]) + " in use, "
+      + bytes(stats["tier_bytes_cached"][name]) + " kept of " + bytes(room)]);
+  const broken = sum(stats.broken_pins_total);
+  if (stats.pinned_tokens || broken)
+    lines.push(["pins", null, number(stats.pinned_tokens) + " positions" + (broken ? ", " + number(broken) + " lost" : "")]);
+  const hits = stats.prefix_cache_hits_total, asked = stats.prefix_cache_queries_total;
+  if (asked)
+    lines.push(["reused", sum(hits) / asked, (typeof hits === "number" ? [number(hits)] : Object.entries(hits).map(
+      ([name, tokens]) => number(tokens) + " from the " + name)).join(", ") + " of " + number(asked) + " positions looked up"]);
+  byId("tiers").replaceChildren(...lines.map(([name, share, said]) => {
+    const line = document.createElement("p"), meter = document.createElement("meter");
+    line.className = "pool";
+    line.dataset.tier = name;
+    if (share !== null) meter.value = share;
+    line.append(name + " ", ...(share === null ? [] : [meter, " "]), said);
+    return line;
+  }));
+}
+
 async function refresh() {
   let state = "gone";
   try {
@@ -39,6 +62,7 @@ async function refresh() {
       byId("blocks").textContent = bytes(sum(now.kv_bytes_used)) + " of " + bytes(now.kv_capacity_bytes)
         + " (" + (100 * now.kv_usage).toFixed(1) + "%), " + number(now.live_cached_tokens) + " positions";
       byId("pool").value = now.kv_usage;
+      tiers(now);
       before = { output, at };
     } else {
       state = answer.status === 401 ? "needs a key" : "HTTP " + answer.status;
