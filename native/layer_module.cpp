@@ -2,12 +2,15 @@
 #include "layer_module.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
+#include <tuple>
 
 #include "held_plan.h"
 #include "layer_program.h"
+#include "threads.h"
 
 namespace nb = nanobind;
 
@@ -182,13 +185,31 @@ class LayerStack {
     if (first < 0 || last > static_cast<int>(programs_.size()) || first >= last)
       throw std::invalid_argument("there are no such layers");
     nb::gil_scoped_release unlocked;
-    const char* from = at<const char>(x);
-    for (int i = first; i < last; i++) {
-      const bool ends = i == last - 1;
-      LayerCall call{from, at<char>(out), at<char>(handed), ends ? at<const int64_t>(keep) : nullptr, kept};
-      programs_[i]->run(step, attention_, space_, call);
-      from = call.out;
-    }
+    auto all = [&] {
+      const char* from = at<const char>(x);
+      for (int i = first; i < last; i++) {
+        const bool ends = i == last - 1;
+        LayerCall call{from, at<char>(out), at<char>(handed), ends ? at<const int64_t>(keep) : nullptr, kept};
+        programs_[i]->run(step, attention_, space_, call);
+        from = call.out;
+      }
+    };
+    with_team(step.threads, [](void* run) { (*static_cast<decltype(all)*>(run))(); }, &all);
+  }
+
+  // From now on, from nothing, by a clock of Times.
+  void time(int clock) {
+    if (clock < 0 || clock > static_cast<int>(Times::Clock::own)) throw std::invalid_argument("no such clock");
+    space_.times = Times{};
+    space_.times.clock = static_cast<Times::Clock>(clock);
+  }
+
+  // (kind, seconds, calls) of each kind of operation.
+  std::vector<std::tuple<std::string, double, int64_t>> times() const {
+    std::vector<std::tuple<std::string, double, int64_t>> found;
+    for (int kind = 0; kind < Times::kinds; kind++)
+      found.emplace_back(Times::kNames[kind], 1e-9 * space_.times.spent[kind], space_.times.calls[kind]);
+    return found;
   }
 
  private:
@@ -245,7 +266,9 @@ void bind_layer(nb::module_& m) {
   nb::class_<LayerStack>(m, "LayerStack")
       .def(nb::init<const std::string&>())
       .def("add", &LayerStack::add, nb::keep_alive<1, 2>())
-      .def("run", &LayerStack::run);
+      .def("run", &LayerStack::run)
+      .def("time", &LayerStack::time)
+      .def("times", &LayerStack::times);
 }
 
 }  // namespace octavo

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -11,6 +12,38 @@ namespace octavo {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+int64_t now(Times::Clock clock) {
+  timespec at;
+  clock_gettime(clock == Times::Clock::own ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &at);
+  return at.tv_sec * int64_t{1000000000} + at.tv_nsec;
+}
+
+// Adds what passes until its end to one kind.
+class Lap {
+ public:
+  Lap(Times& times, Times::Kind kind) : times_(times), kind_(kind) {
+    if (times_.clock != Times::Clock::none) start_ = now(times_.clock);
+  }
+  ~Lap() {
+    if (times_.clock == Times::Clock::none) return;
+    times_.spent[kind_] += now(times_.clock) - start_;
+    times_.calls[kind_]++;
+  }
+
+ private:
+  Times& times_;
+  Times::Kind kind_;
+  int64_t start_ = 0;
+};
+
+Times::Kind kind_of(const Operation& one) {
+  if (one.kind == Operation::Kind::sum) return Times::sums;
+  if (one.kind == Operation::Kind::gate) return Times::activation;
+  if (one.to == Place::qkv) return Times::qkv;
+  if (one.to == Place::wide) return Times::inner;
+  return one.from == Place::attended ? Times::output : Times::down;
+}
 
 }  // namespace
 
@@ -68,9 +101,11 @@ struct LayerProgram::Tile {
   char* at(Place place) const { return places[static_cast<int>(place)]; }
 };
 
-void LayerProgram::run_tile(const std::vector<Operation>& operations, const Tile& tile, int threads) const {
+void LayerProgram::run_tile(const std::vector<Operation>& operations, const Tile& tile, int threads,
+                            Times& times) const {
   const char* x = tile.x;
   for (const Operation& one : operations) {
+    Lap lap(times, kind_of(one));
     if (one.kind == Operation::Kind::linear) {
       const char* from = one.from == Place::x ? x : tile.at(one.from);
       one.linear->run({from, dtype_, width(one.from), tile.rows, tile.at(one.to), dtype_, width(one.to)},
@@ -125,16 +160,22 @@ void LayerProgram::run(const LayerStep& step, KernelSet& attention, Workspace& s
       tile.places[static_cast<int>(Place::qkv)] = qkv + first * bytes(Place::qkv);
       tile.places[static_cast<int>(Place::attended)] = attended + first * bytes(Place::attended);
       if (call.handed) tile.places[static_cast<int>(Place::handed)] = call.handed + first * bytes(Place::x);
-      run_tile(operations, tile, step.threads);
+      run_tile(operations, tile, step.threads, space.times);
     }
   };
   run_tiles(before, call.x, rows);
   turn.rows = qkv;
   turn.row = width(Place::qkv);
-  run_turn(kernels_, turn, rows, step.threads);
+  {
+    Lap lap(space.times, Times::turn);
+    run_turn(kernels_, turn, rows, step.threads);
+  }
   const Pages& pages = *turn.pages;
   Queries queries{dtype_, qkv, width(Place::qkv), pages.k_dim, attended};
-  attention.attend(plan, pages, queries, attending.scale, attending.softcap, attending.sinks, step.threads);
+  {
+    Lap lap(space.times, Times::attention);
+    attention.attend(plan, pages, queries, attending.scale, attending.softcap, attending.sinks, step.threads);
+  }
   const char* x = call.x;
   if (call.keep) {
     const size_t wide = bytes(Place::x), heads = bytes(Place::attended);

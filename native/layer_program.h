@@ -78,9 +78,21 @@ class Buffer {
   size_t size_ = 0;
 };
 
+// Nanoseconds by kind of operation, while somebody asks for them: those that passed for the calling thread, or those
+// in which it had a core.
+struct Times {
+  enum class Clock : int { none, passed, own };
+  enum Kind : int { qkv, output, inner, down, sums, turn, attention, activation, kinds };
+  static constexpr const char* kNames[kinds] = {"qkv",  "output",    "inner",     "down",
+                                                "norms and sums", "rope and pages", "attention", "activation"};
+  Clock clock = Clock::none;
+  int64_t spent[kinds] = {}, calls[kinds] = {};
+};
+
 struct Workspace {
   Buffer places[kPlaces];
   Buffer kept_x, kept_attended;
+  Times times;
 };
 
 // Addresses of one run. Rows are as wide as the model, side by side.
@@ -109,7 +121,7 @@ class LayerProgram {
 
  private:
   struct Tile;
-  void run_tile(const std::vector<Operation>& operations, const Tile& tile, int threads) const;
+  void run_tile(const std::vector<Operation>& operations, const Tile& tile, int threads, Times& times) const;
   int64_t bytes(Place place) const { return width(place) * size_of(dtype_); }
 
   const LayerKernels& kernels_;

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
+#include <thread>
 #if defined(__linux__)
 #include <link.h>
 #include <sched.h>
@@ -54,6 +56,71 @@ void take(void* argument) {
   for (int64_t i; (i = work.next.fetch_add(1, std::memory_order_relaxed)) < work.count;) work.body(work.context, i);
 }
 
+// Threads that stand by. Those that find a job open enter, look again whether it still is, and take items; the leader
+// closes a job once its items are taken and waits for those inside alone, so that the job's fields change while nobody
+// reads them.
+struct Team {
+  void (*lead)(void*);
+  void* context;
+  std::exception_ptr thrown;
+  alignas(64) std::atomic<Work*> open{nullptr};
+  alignas(64) std::atomic<int> inside{0};
+  std::atomic<bool> over{false};
+};
+
+thread_local bool opens = false;     // this thread is about to lead a team
+thread_local Team* led = nullptr;
+
+constexpr int kSpins = 4000;  // pauses, some tens of microseconds; after them the core is offered to others
+
+inline void pause_briefly(int& spins) {
+  if (++spins > kSpins) {
+    std::this_thread::yield();
+    return;
+  }
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void stand_by(Team& team) {
+  for (int spins = 0; !team.over.load(std::memory_order_acquire);) {
+    if (!team.open.load(std::memory_order_relaxed)) {
+      pause_briefly(spins);
+      continue;
+    }
+    team.inside.fetch_add(1);
+    if (Work* work = team.open.load()) {
+      take(work);
+      spins = 0;
+    }
+    team.inside.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+void lead_or_stand_by(void* argument) {
+  Team& team = *static_cast<Team*>(argument);
+  if (!opens) return stand_by(team);
+  opens = false;
+  led = &team;
+  try {
+    team.lead(team.context);
+  } catch (...) {
+    team.thrown = std::current_exception();
+  }
+  led = nullptr;
+  team.over.store(true, std::memory_order_release);
+}
+
+void run_in_team(Team& team, Work& work) {
+  team.open.store(&work);
+  take(&work);
+  team.open.store(nullptr);
+  for (int spins = 0; team.inside.load() != 0;) pause_briefly(spins);
+}
+
 std::atomic<size_t> held_bytes{0};
 
 struct Floats {
@@ -79,8 +146,17 @@ const char* thread_runtime() {
 void run_on_threads(int64_t count, int threads, void (*body)(void*, int64_t), void* context) {
   Work work{count, body, context};
   if (threads > count) threads = static_cast<int>(count);
-  if (threads > 1 && parallel()) parallel()(take, &work, threads, 0);
+  if (threads > 1 && led) run_in_team(*led, work);
+  else if (threads > 1 && parallel()) parallel()(take, &work, threads, 0);
   else take(&work);
+}
+
+void with_team(int threads, void (*body)(void*), void* context) {
+  if (threads < 2 || led || !parallel()) return body(context);
+  Team team{body, context, nullptr};
+  opens = true;
+  parallel()(lead_or_stand_by, &team, static_cast<unsigned>(threads), 0);
+  if (team.thrown) std::rethrow_exception(team.thrown);
 }
 
 float* thread_floats(size_t count, Use use) {

@@ -14,6 +14,11 @@ const char* thread_runtime();
 // body(context, index) for every index below `count`, each taken by whichever thread is free.
 void run_on_threads(int64_t count, int threads, void (*body)(void*, int64_t), void* context);
 
+// One region of the runtime in which body(context) runs once, on the calling thread, while the others stand by for
+// its run_on_threads: work is then handed over in a fraction of a microsecond, and a thread that the system has put
+// aside is waited for only where it holds an item. Whatever body throws comes out of here.
+void with_team(int threads, void (*body)(void*), void* context);
+
 // Memory of the calling thread that is kept between calls, aligned to 64 bytes: what it works with inside a body, or
 // what it prepares for the bodies of others.
 enum class Use : int { body, prepared };

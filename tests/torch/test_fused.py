@@ -33,6 +33,8 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="the native kerne
 WANTED = 12
 TILE = 384
 """Rows that native/layer_program.h runs together."""
+SHARED = 2**14
+"""Elements from which on native/layer.cpp shares them among threads."""
 PRE = """llama mistral qwen2 qwen2-window qwen3 qwen3-window gemma phi3 olmo starcoder2 granite smollm3 stablelm glm
 persimmon helium nemotron ministral arcee seed_oss ernie4_5 vaultgemma cwm jais2 glm4_moe olmoe mixtral qwen2_moe
 qwen2_moe-window qwen3_moe gpt_oss granitemoe apertus dots1 minimax_m2 granitemoeshared ernie4_5_moe"""
@@ -223,6 +225,55 @@ def test_a_batch_mate_never_changes_a_bit(name):
     steps = _alone_and_together(executor, prompts)
     alone, together = (seen[i] for i in steps)
     assert torch.equal(alone[0], together[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "cohere"])
+def test_how_many_threads_stand_by_never_changes_a_bit(name, monkeypatch):
+    config = tiny_config(name)
+    config.max_position_embeddings = 1024
+    bench = NativeBench(config)
+    assert fuse(bench.served, NativeAttention(), 1024).stack is not None
+    Packing().apply(bench.served)
+    prompts, seen = [tiny_prompts()[2] * 15, *tiny_prompts()[1:]], {}
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(NativeAttention, "threads", threads)
+        executor, _ = bench.executor(n_slabs=600)
+        assert executor._layers.hidden * len(prompts[0]) >= SHARED
+        own = executor._layers.logits
+        seen[threads] = []
+
+        def kept(*args, own=own, logits=seen[threads]):
+            logits.append(own(*args).clone())
+            return logits[-1]
+
+        executor._layers.logits = kept
+        _alone_and_together(executor, prompts)
+    for threads in (2, 5):
+        assert all(torch.equal(one, other) for one, other in zip(seen[1], seen[threads], strict=True))
+
+
+def test_what_a_program_refuses_is_raised_though_threads_stand_by():
+    bench = fused_bench("llama")
+    executor, _ = bench.executor()
+    stack, native = executor._layers.stack, executor._layers.native
+    rows = torch.zeros(1, 4, executor._layers.hidden)
+    for threads in (1, 2):
+        with pytest.raises(ValueError, match="the step was made for other layers"):
+            stack.run(0, 2, native.LayerStep(4, threads), rows.data_ptr(), rows.data_ptr(), 0, 0, 0)
+
+
+def test_kinds_of_operations_are_timed_while_somebody_asks():
+    bench = fused_bench("llama")
+    executor, _ = bench.executor()
+    stack = executor._layers.stack
+    stack.time(2)
+    _alone_and_together(executor, tiny_prompts())
+    found = {name: (seconds, calls) for name, seconds, calls in stack.times()}
+    assert set(found) >= {"qkv", "output", "inner", "down", "attention", "activation"}
+    assert all(seconds > 0 and calls >= 4 for seconds, calls in found.values())
+    stack.time(0)
+    _alone_and_together(executor, tiny_prompts())
+    assert all(calls == 0 for _, _, calls in stack.times())
 
 
 def _alone_and_together(executor, prompts):
