@@ -102,12 +102,15 @@ struct Job {
   int64_t stripes;     // items side by side for one range of rows
   int tiles_of_item;
   std::vector<Share> shares;
+  Best* best;          // [share][row], or null
+  int64_t rows;
 };
 
-void multiply_item(const Job& job, int64_t index) {
+void multiply_item(const Job& job, int64_t index, Best* best) {
   const int64_t panel = index % job.stripes * job.together;
   const int first = static_cast<int>(index / job.stripes) * job.tiles_of_item;
   Product part = job.product;
+  part.best = best;
   part.tiles += first;
   part.count = std::min(job.tiles_of_item, part.count - first);
   job.kernels->multiply(part, panel, static_cast<int>(std::min<int64_t>(job.together, job.panels - panel)),
@@ -118,9 +121,11 @@ void multiply_item(const Job& job, int64_t index) {
 void multiply_share(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const size_t count = job.shares.size();
+  Best* best = job.best ? job.best + index * job.rows : nullptr;
   for (size_t i = 0; i < count; i++) {
     Share& share = job.shares[(index + i) % count];
-    for (int64_t item; (item = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) multiply_item(job, item);
+    for (int64_t item; (item = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
+      multiply_item(job, item, best);
   }
 }
 
@@ -172,16 +177,14 @@ void Linear::put(int64_t first, int64_t rows, Dtype from, const char* weights, i
 void Linear::run(const LinearCall& call, int threads) const { multiply(call, threads, nullptr); }
 
 void Linear::argmax(const LinearCall& call, int threads, float* values, int64_t* indices) const {
-  std::vector<Best> best(count() * call.rows);
+  std::vector<Best> best;
   LinearCall search = call;
   search.out = nullptr;
-  multiply(search, threads, best.data());
+  multiply(search, threads, &best);
   for (int64_t r = 0; r < call.rows; r++) {
     Best found = best[r];
-    for (int64_t p = 1; p < count() && found.value == found.value; p++) {
-      const Best& one = best[p * call.rows + r];
-      if (!(one.value <= found.value)) found = one;
-    }
+    for (size_t other = r + call.rows; other < best.size(); other += call.rows)
+      found.see(best[other].value, best[other].index);
     values[r] = found.value;
     indices[r] = found.index;
   }
@@ -202,7 +205,7 @@ Form Linear::form_for(Dtype rows) const {
   return Form::floats;
 }
 
-void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
+void Linear::multiply(const LinearCall& call, int threads, std::vector<Best>* best) const {
   if (call.rows < 1) return;
   const Form form = form_for(call.x_dtype);
   const int most = form >= Form::quads_i8 ? std::min(kTileQuads, kernels_->tile) : kernels_->tile;
@@ -221,8 +224,7 @@ void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
   if (call.rows == 1 && call.x_dtype == Dtype::f32 && form == Form::floats && panels_.inputs == inputs)
     tiles[0].x = reinterpret_cast<const float*>(call.x);
   else run_on_threads(count, call.rows * panels_.inputs < 32768 ? 1 : threads, gather_one, &g);
-  Product product{&panels_, form, tiles.data(), static_cast<int>(count), call.out, call.out_dtype, call.out_stride,
-                  best,     call.rows};
+  Product product{&panels_, form, tiles.data(), static_cast<int>(count), call.out, call.out_dtype, call.out_stride, nullptr};
   const int64_t panels = this->count();
   const int together = call.rows <= kernels_->rows_of_many && !quantised(panels_.dtype) && panels >= 16 * threads ? 2 : 1;
   const int64_t stripes = (panels + together - 1) / together;
@@ -230,7 +232,9 @@ void Linear::multiply(const LinearCall& call, int threads, Best* best) const {
   const int tiles_of_item = static_cast<int>((count + ranges - 1) / ranges);
   const int64_t items = stripes * ((count + tiles_of_item - 1) / tiles_of_item);
   const int64_t shares = std::max<int64_t>(1, std::min<int64_t>(threads, items));
-  Job job{kernels_, product, panels, together, stripes, tiles_of_item, std::vector<Share>(shares)};
+  if (best) best->resize(shares * call.rows);
+  Job job{kernels_, product, panels, together, stripes, tiles_of_item, std::vector<Share>(shares),
+          best ? best->data() : nullptr, call.rows};
   for (int64_t i = 0; i < shares; i++) {
     job.shares[i].next = items * i / shares;
     job.shares[i].end = items * (i + 1) / shares;

@@ -35,9 +35,14 @@ struct Tile {
   const float* x;
 };
 
+// The largest output so far: the lowest index of equals, a NaN before all.
 struct Best {
-  float value;
-  int32_t index;
+  float value = -__builtin_huge_valf();
+  int32_t index = INT32_MAX;
+  void see(float one, int32_t at) {
+    const bool nan = one != one, was = value != value;
+    if (nan == was ? one > value || (!(one < value) && at < index) : nan) *this = {one, at};
+  }
 };
 
 // How the inputs of a tile lie: as float32, as they came in pairs of bfloat16, or rounded to eight bits in groups.
@@ -61,8 +66,7 @@ struct Product {
   char* out;  // or null: the best of each row is kept
   Dtype out_dtype;
   int64_t out_stride;  // in elements
-  Best* best;          // [panel][row]
-  int64_t rows;
+  Best* best;          // of each row, among the panels that one share of the work has seen
 };
 
 // What one instruction set does.
@@ -131,7 +135,7 @@ class Linear {
 
  private:
   Form form_for(Dtype rows) const;
-  void multiply(const LinearCall& call, int threads, Best* best) const;
+  void multiply(const LinearCall& call, int threads, std::vector<Best>* best) const;
   int64_t count() const { return (panels_.outputs + kernels_->panel - 1) / kernels_->panel; }
 
   const LinearSet* set_ = nullptr;

@@ -224,11 +224,23 @@ inline void round_row(float* row, int n) {
   }
 }
 
-inline Best best_of(const float* row, int n, int64_t first) {
-  Best best{row[0], static_cast<int32_t>(first)};
-  for (int i = 1; i < n && best.value == best.value; i++)
-    if (!(row[i] <= best.value)) best = {row[i], static_cast<int32_t>(first + i)};
-  return best;
+OCTAVO_INLINE bool any_not_below(vf x, float value) {
+#if defined(OCTAVO_AVX512)
+  return _mm512_cmp_ps_mask((__m512)x, (__m512)splat(value), _CMP_NLT_UQ) != 0;
+#elif defined(OCTAVO_AVX2)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)splat(value), _CMP_NLT_UQ)) != 0;
+#else
+  bool any = false;
+  for (int i = 0; i < W; i++) any |= !(x[i] < value);
+  return any;
+#endif
+}
+
+// Few panels have anything that is as large as what was seen before them.
+inline void search(const float* row, int n, int64_t first, Best& best) {
+  for (int i = 0; i < n; i += W)
+    if (any_not_below(load(row + i), best.value))
+      for (int j = i; j < lesser(i + W, n); j++) best.see(row[j], static_cast<int32_t>(first + j));
 }
 
 // One row of one panel: biased, and stored or searched.
@@ -250,7 +262,7 @@ inline void deliver_row(const Product& c, float* row, int64_t r, int64_t panel) 
   }
   if (c.out_dtype == Dtype::bf16) round_row<BF16>(row, kPanel);
   else if (c.out_dtype == Dtype::f16) round_row<F16>(row, kPanel);
-  c.best[panel * c.rows + r] = best_of(row, n, first);
+  search(row, n, first, c.best[r]);
 }
 
 // ---- a work item ----

@@ -118,6 +118,21 @@ def test_the_best_output_is_that_of_the_stored_ones_and_the_lowest_of_equals(ins
     assert indices.tolist() == [int((row == row.max()).nonzero()[0]) for row in stored]
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_best_output_is_the_same_whoever_multiplies_which_panels(instruction_set, threads):
+    random = np.random.default_rng(6)
+    weight = random_matrix(random, 700, 64).round(decimals=1)
+    weight[[3, 650]] = weight[[300]]
+    packed = PackedLinear([weight], instruction_set=instruction_set, threads=threads)
+    x = torch.from_numpy(random.normal(size=(230, 64))).round().float()
+    x[5, 9], x[200] = float("nan"), weight[300] * 9
+    stored = packed(x)
+    values, indices = packed.argmax(x)
+    assert torch.equal(indices, stored.argmax(1))
+    assert indices[[5, 200]].tolist() == [0, 3]
+    assert torch.equal(values[6:], stored.amax(1)[6:])
+
+
 def test_equal_outputs_everywhere_and_none_that_is_a_number(instruction_set):
     packed = PackedLinear([torch.zeros(130, 8)], instruction_set=instruction_set)
     x = torch.ones(3, 8)
