@@ -1,28 +1,37 @@
-"""What moving whole blocks costs beside the least it could cost.
+"""What moving whole blocks costs beside the least it could cost, for blocks of several sizes.
 
-Between two arenas: the mover's demote and promote against one plain copy of the same bytes, for blocks that lie
-apart and for neighbours. On disk: the stores written and read through in the mover's batches, against large
-sequential writes and reads of as many bytes on the same file system into the same memory (in the page cache unless
---mib exceeds memory; both sides alike, so the price of checksums and system calls shows in full). Writes of the file
-are flushed on both sides; those of the folder, whose files are new and flushed by nobody, are held against new files.
-Repetitions are interleaved; where others use the machine, processor time says more than time. Prints a table, then
-one JSON line.
+Everything goes through the mover, in its batches, between neighbouring slots ("neighbours") or slots that lie anywhere
+on both sides ("apart"):
 
-    python benchmarks/tiers.py --block-kib 512 --mib 256 --folder /var/tmp
+- demote and promote, between two arenas: against one memmove of as many bytes, and against a memmove of each block in
+  the same order, less what calling it costs;
+- store and load, in slots of a preallocated file: against writes and reads of 8 MiB in sequence of the same file from
+  and into the same memory, and against a plain call to the system for each block in the same order;
+- the same in a folder that processes share: loads against reads of 8 MiB in sequence, and against opening, reading and
+  closing each file; stores against new files of a block each.
+
+The file is in the page cache unless --mib exceeds memory; both sides alike, so that the price of checksums and of calls
+shows in full. Nothing is flushed but between repetitions, where it is not counted. Repetitions are interleaved; where
+others use the machine, processor time, which counts the second thread of the stores too, says more than time. Prints a
+table, then one JSON line.
+
+    python benchmarks/tiers.py --block-kib 16 64 512 --seconds 60 --folder /var/tmp
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
 import os
 import random
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,45 +45,80 @@ from octavo.memory.layout import Layout, make_layout
 from octavo.memory.transfers import Ended, Order, Route
 from octavo.runtime.arena import Arena
 from octavo.runtime.disk_folder import DiskFolder
-from octavo.runtime.disk_format import HEADER_BYTES, Identity, Places, block_checksum, checksum
+from octavo.runtime.disk_format import HEADER_BYTES, Identity, Places, checksum
 from octavo.runtime.disk_slots import DiskSlots
-from octavo.runtime.disk_store import DiskStore, Placed
 from octavo.runtime.mover import Mover
 
 BLOCK_TOKENS = 16
 CHUNK = 8 << 20
+LEAST, MOST = 3, 15
+"""Repetitions."""
+Slots = tuple[int, ...]
+NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
-    against: str
-    """The case of which its speed is a share; its own name for a base."""
+    against: tuple[str, ...]
+    """Cases of which its speed is a share; none for a base."""
     run: Callable[[], None]
+    before: Callable[[], None] = lambda: None
+    """Not counted."""
+    less: Callable[[], None] | None = None
+    """What it costs to do nothing in the same way, which is taken off."""
+
+
+@dataclass
+class Room:
+    """Two arenas of so many blocks, slots in and out of order, and the memory of both as addresses."""
+
+    layout: Layout
+    blocks: int
+    device: Arena = field(init=False)
+    host: Arena = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device, self.host = Arena(self.layout, self.blocks), Arena(self.layout, self.blocks)
+        self.device.bytes.random_(0, 255)
+        self.host.bytes.random_(0, 255)
+        self.size = self.layout.slab_bytes
+        self.neighbours: Slots = tuple(range(self.blocks))
+        self.apart: Slots = tuple(random.Random(0).sample(self.neighbours, self.blocks))
+        self.apart_too: Slots = tuple(random.Random(1).sample(self.neighbours, self.blocks))
+        self.memory = memoryview(self.host.bytes.numpy())
+
+    def block(self, slot: int) -> memoryview:
+        return self.memory[slot * self.size : (slot + 1) * self.size]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
     torch.set_num_threads(1)
     facts = machine_facts() | torch_facts()
-    layout = layout_of(options.block_kib << 10)
-    blocks = max(2, (options.mib << 20) // layout.slab_bytes)
-    print(f"{blocks} blocks of {layout.slab_bytes} bytes; {described(facts)}")
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rows = arena_rows(layout, blocks, options.repeats) + disk_rows(Path(folder), layout, blocks, options.repeats)
-    print(f"{'case':<26}{'against':<28}{'speed, of that':>14}{'by processor time':>19}")
-    for row in rows:
-        print(f"{row['case']:<26}{row['against']:<28}{row['ratio']:>14.0%}{row['processor_ratio']:>19.0%}")
-    result = {"benchmark": "tiers", "block_bytes": layout.slab_bytes, "blocks": blocks, "rows": rows}
-    print(json.dumps(result | {"facts": facts}))
+    print(f"{options.mib} MiB a repetition; {described(facts)}")
+    heads = ("KiB", "case", "against", "speed, of that", "by processor time")
+    print(f"{heads[0]:>5}  {heads[1]:<26}{heads[2]:<30}{heads[3]:>14}{heads[4]:>19}")
+    rows = []
+    for kib in options.block_kib:
+        layout = layout_of(kib << 10)
+        room = Room(layout, max(2, (options.mib << 20) // layout.slab_bytes))
+        for found in rows_of(room, options.folder, options.seconds / len(options.block_kib)):
+            print(
+                f"{kib:>5}  {found['case']:<26}{found['against']:<30}{found['ratio']:>14.0%}"
+                f"{found['processor_ratio']:>19.0%}",
+                flush=True,
+            )
+            rows.append({"block_kib": kib} | found)
+    print(json.dumps({"benchmark": "tiers", "mib": options.mib, "rows": rows, "facts": facts}))
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--block-kib", type=int, default=512, help="bytes of a block, in KiB")
-    parser.add_argument("--mib", type=int, default=256, help="bytes moved in a repetition, in MiB")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--folder", help="where the pool file lies; the default is the temporary directory")
+    parser.add_argument("--block-kib", type=int, nargs="+", default=[16, 64, 256, 512, 1024], help="bytes, in KiB")
+    parser.add_argument("--mib", type=int, default=64, help="bytes moved in a repetition, in MiB")
+    parser.add_argument("--seconds", type=float, default=60, help="about how long it may take")
+    parser.add_argument("--folder", help="where files lie; the default is the temporary directory")
     return parser.parse_args(arguments)
 
 
@@ -85,58 +129,51 @@ def layout_of(block_bytes: int) -> Layout:
     return make_layout((StateGroup("full", tuple(range(8)), (components,) * 8),), BLOCK_TOKENS)
 
 
-def measured(cases: Sequence[Case], repeats: int) -> list[dict[str, Any]]:
+def rows_of(room: Room, folder: str | None, seconds: float) -> list[dict[str, Any]]:
+    """Of one block size: half of the time for the arenas and the file, half for the folder."""
+    with tempfile.TemporaryDirectory(dir=folder) as found:
+        return (
+            arena_rows(room, seconds / 4)
+            + file_rows(room, Path(found), seconds / 4)
+            + folder_rows(room, Path(found), seconds / 2)
+        )
+
+
+def measured(cases: Sequence[Case], seconds: float) -> list[dict[str, Any]]:
     """The ratio of the medians; every repetition runs all cases, so that a busy machine hits all of them."""
     times: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
-    for repeat in range(repeats + 1):
+    begun = time.perf_counter()
+    for repeat in range(MOST + 1):
+        if repeat > LEAST and time.perf_counter() - begun > seconds:
+            break
         for case in cases:
-            started, used = time.perf_counter(), time.process_time()
-            case.run()
+            case.before()
+            took = timed(case.run)
+            nothing = (0.0, 0.0) if case.less is None else timed(case.less)
             if repeat:  # the first warms up
-                times[case.name].append((time.perf_counter() - started, time.process_time() - used))
+                times[case.name].append((took[0] - nothing[0], took[1] - nothing[1]))
     median = {name: [statistics.median(part) for part in zip(*found, strict=True)] for name, found in times.items()}
     return [
         {
             "case": case.name,
-            "against": case.against,
-            "ratio": round(median[case.against][0] / median[case.name][0], 3),
-            "processor_ratio": round(median[case.against][1] / median[case.name][1], 3),
+            "against": base,
+            "ratio": round(median[base][0] / median[case.name][0], 3),
+            "processor_ratio": round(median[base][1] / median[case.name][1], 3),
         }
         for case in cases
-        if case.name != case.against
+        for base in case.against
     ]
 
 
-def arena_rows(layout: Layout, blocks: int, repeats: int) -> list[dict[str, Any]]:
-    device, host = Arena(layout, blocks), Arena(layout, blocks)
-    device.bytes.random_(0, 255)
-    mover = Mover(device, host)
-    apart = list(range(blocks))
-    random.Random(0).shuffle(apart)
-    neighbours = tuple(range(blocks))
-    base = "plain copy"
-
-    numbers = itertools.count(1)
-
-    def moved(route: Route, slots: tuple[int, ...]) -> Callable[[], None]:
-        return lambda: finish(mover, Order(next(numbers), route, 0, slots, neighbours))
-
-    def plain() -> None:
-        device.bytes.copy_(host.bytes)
-
-    cases = [Case(base, base, plain)]
-    for route in ("demote", "promote"):
-        cases.append(Case(f"{route}, neighbours", base, moved(route, neighbours)))
-        cases.append(Case(f"{route}, apart", base, moved(route, tuple(apart))))
-    try:
-        return measured(cases, repeats)
-    finally:
-        mover.close()
+def timed(act: Callable[[], None]) -> tuple[float, float]:
+    started, used = time.perf_counter(), time.process_time()
+    act()
+    return time.perf_counter() - started, time.process_time() - used
 
 
-def finish(mover: Mover, order: Order) -> None:
+def ordered(mover: Mover, route: Route, sources: Slots, targets: Slots, keys: Sequence[bytes] = ()) -> None:
     """The engine would do something else meanwhile; this waits."""
-    mover.submit(order)
+    mover.submit(Order(next(NUMBERS), route, 0, sources, targets, tuple(keys)))
     while True:
         for notice in mover.poll(time.monotonic()):
             if isinstance(notice, Ended):
@@ -146,78 +183,147 @@ def finish(mover: Mover, order: Order) -> None:
         mover.wait()
 
 
-def disk_rows(folder: Path, layout: Layout, blocks: int, repeats: int) -> list[dict[str, Any]]:
-    size = layout.slab_bytes
-    host = Arena(layout, blocks)
-    host.bytes.random_(0, 255)
-    memory = memoryview(host.bytes.numpy())
-    arena = [memory[index * size : (index + 1) * size] for index in range(blocks)]
-    placed = [Placed(slot, checksum(b"%d" % slot), block) for slot, block in enumerate(arena)]
-    apart = random.Random(0).sample(placed, blocks)
-    identity = Identity.of("benchmark", layout.signature, "full")
-    slots = DiskSlots(folder / "slots", identity, size, Places.of(size).file_bytes(blocks))
-    files = DiskFolder(folder / "files", identity, size, blocks * (HEADER_BYTES + size))
-    plain = os.open(folder / "plain", os.O_RDWR | os.O_CREAT, 0o600)
-    os.posix_fallocate(plain, 0, len(memory))
-    per_batch = max(1, CHUNK // size)
+def arena_rows(room: Room, seconds: float) -> list[dict[str, Any]]:
+    mover = Mover(room.device, room.host)
+    device, host, size = room.device.bytes.data_ptr(), room.host.bytes.data_ptr(), room.size
 
-    def in_batches(act: Callable[[Sequence[Placed]], Sequence[str | None]], order: Sequence[Placed]) -> None:
-        for start in range(0, blocks, per_batch):
-            reasons = act(order[start : start + per_batch])
-            if any(reasons):
-                raise SystemExit(f"the disk refused: {reasons}")
+    def blocks(written: int, read: int, bytes_each: int) -> Callable[[], None]:
+        pairs = [(written + b * size, read + a * size) for a, b in zip(room.apart, room.apart_too, strict=True)]
 
-    def read(store: DiskStore, order: Sequence[Placed]) -> Callable[[], None]:
-        return lambda: in_batches(store.read, order)
+        def act() -> None:
+            for there, here in pairs:
+                ctypes.memmove(there, here, bytes_each)
 
-    def write_plain() -> None:
-        for start in range(0, len(memory), CHUNK):
-            os.pwrite(plain, memory[start : start + CHUNK], start)
+        return act
+
+    whole, each = "one memmove", "memmove of each block"
+    cases = [
+        Case(whole, (), lambda: ctypes.memmove(host, device, room.blocks * size)),
+        Case(each, (), blocks(host, device, size), less=blocks(host, device, 0)),
+    ]
+    for route in ("demote", "promote"):
+        for name, sources, targets, against in (
+            ("neighbours", room.neighbours, room.neighbours, (whole,)),
+            ("apart", room.apart, room.apart_too, (whole, each)),
+        ):
+            act = lambda route=route, s=sources, t=targets: ordered(mover, route, s, t)  # noqa: E731
+            cases.append(Case(f"{route}, {name}", against, act))
+    try:
+        return measured(cases, seconds)
+    finally:
+        mover.close()
+
+
+def file_rows(room: Room, folder: Path, seconds: float) -> list[dict[str, Any]]:
+    identity = Identity.of("benchmark", room.layout.signature, "full")
+    places = Places.of(room.size)
+    store = DiskSlots(folder / "slots", identity, room.size, places.file_bytes(room.blocks))
+    plain = os.open(folder / "slots", os.O_RDWR)
+    mover = Mover(room.device, room.host, [store])
+    keys = [checksum(b"%d" % slot) for slot in room.neighbours]
+    total = room.blocks * room.size
+
+    def in_sequence(call: Callable[..., int]) -> Callable[[], None]:
+        def act() -> None:
+            for start in range(0, total, CHUNK):
+                call(plain, [room.memory[start : start + CHUNK]], start)
+
+        return act
+
+    def each_block(call: Callable[..., int]) -> Callable[[], None]:
+        pairs = [
+            (room.block(there), places.block(here)) for here, there in zip(room.apart, room.apart_too, strict=True)
+        ]
+
+        def act() -> None:
+            for block, start in pairs:
+                call(plain, [block], start)
+
+        return act
+
+    def flushed() -> None:
         os.fdatasync(plain)
 
-    def write_slots() -> None:
-        in_batches(slots.write, placed)
-        slots.flush()
+    def disk(route: Route, here: Slots, there: Slots) -> Callable[[], None]:
+        sources, targets = (there, here) if route == "store" else (here, there)
+        return lambda: ordered(mover, route, sources, targets, [keys[slot] for slot in here])
 
-    def write_new() -> None:
-        for index, block in enumerate(arena):
-            path = folder / f"new{index}"
-            path.unlink(missing_ok=True)
-            new = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.pwrite(new, block, 0)
+    writes, reads = "writes of 8 MiB", "reads of 8 MiB"
+    write_each, read_each = "a plain write of each block", "a plain read of each block"
+    cases = [  # plain writes lay waste to the headers, so each is followed by a store of all
+        Case(writes, (), in_sequence(os.pwritev), flushed),
+        Case("store, neighbours", (writes,), disk("store", room.neighbours, room.neighbours), flushed),
+        Case(reads, (), in_sequence(os.preadv), flushed),
+        Case("load, neighbours", (reads,), disk("load", room.neighbours, room.neighbours)),
+        Case("load, neighbours on disk", (reads,), disk("load", room.neighbours, room.apart)),
+        Case(read_each, (), each_block(os.preadv)),
+        Case("load, apart", (reads, read_each), disk("load", room.apart, room.apart_too)),
+        Case(write_each, (), each_block(os.pwritev), flushed),
+        Case("store, apart", (writes, write_each), disk("store", room.apart, room.apart_too), flushed),
+    ]
+    try:
+        return measured(cases, seconds)
+    finally:
+        os.close(plain)
+        mover.close()
+
+
+def folder_rows(room: Room, folder: Path, seconds: float) -> list[dict[str, Any]]:
+    identity = Identity.of("benchmark", room.layout.signature, "full")
+    capacity = room.blocks * (HEADER_BYTES + room.size)
+    plain = os.open(folder / "plain", os.O_RDWR | os.O_CREAT, 0o600)
+    os.pwrite(plain, room.memory[:], 0)
+    keys = tuple(checksum(b"%d" % slot) for slot in room.neighbours)
+    opened: dict[str, Any] = {}
+
+    def anew() -> None:
+        """An empty folder: what has just been deleted slows the file system down for a while."""
+        close()
+        shutil.rmtree(folder / "files", ignore_errors=True)
+        opened["store"] = DiskFolder(folder / "files", identity, room.size, capacity)
+        opened["mover"] = Mover(room.device, room.host, [opened["store"]])
+
+    def close() -> None:
+        if opened:
+            opened["mover"].close()
+
+    def new_files() -> None:
+        for slot in room.neighbours:
+            new = os.open(folder / "new" / keys[slot].hex(), os.O_WRONLY | os.O_CREAT, 0o600)
+            os.pwrite(new, room.block(slot), 0)
             os.close(new)
 
-    def write_files() -> None:
-        files.forget(range(blocks))
-        in_batches(files.write, placed)
+    def emptied() -> None:
+        shutil.rmtree(folder / "new", ignore_errors=True)
+        (folder / "new").mkdir()
 
-    def read_plain() -> None:
-        for start in range(0, len(memory), CHUNK):
-            os.preadv(plain, [memory[start : start + CHUNK]], start)
+    def each_file() -> None:
+        for slot in room.neighbours:
+            file = os.open(folder / "new" / keys[slot].hex(), os.O_RDONLY)
+            os.preadv(file, [room.block(slot)], 0)
+            os.close(file)
 
-    def hash_alone() -> None:
-        for block in arena:
-            block_checksum(block)
+    def reads() -> None:
+        for start in range(0, len(room.memory), CHUNK):
+            os.preadv(plain, [room.memory[start : start + CHUNK]], start)
 
-    flushed, new, sequential = "sequential write, flushed", "new files of a block each", "sequential read"
+    def act(route: Route) -> Callable[[], None]:
+        return lambda: ordered(opened["mover"], route, room.neighbours, room.neighbours, keys)
+
+    new, sequence, each = "new files of a block each", "reads of 8 MiB, one file", "open, read, close of each"
     try:
         return measured(
             [
-                Case(flushed, flushed, write_plain),
-                Case("slots, write", flushed, write_slots),
-                Case(sequential, sequential, read_plain),
-                Case("slots, read neighbours", sequential, read(slots, placed)),
-                Case("slots, read apart", sequential, read(slots, apart)),
-                Case("checksums alone", sequential, hash_alone),
-                Case(new, new, write_new),
-                Case("folder, write", new, write_files),
-                Case("folder, read", sequential, read(files, placed)),
+                Case(new, (), new_files, emptied),
+                Case("store, folder", (new,), act("store"), anew),
+                Case(sequence, (), reads),
+                Case(each, (), each_file),
+                Case("load, folder", (sequence, each), act("load")),
             ],
-            repeats,
+            seconds,
         )
     finally:
-        slots.close()
-        files.close()
+        close()
         os.close(plain)
 
 

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kKeyAt = 16, kIdentityAt = kKeyAt + kKeyBytes, kAgeAt = 120, kChecksumAt = 128,
                   kPaddingAt = kChecksumAt + static_cast<int64_t>(kDigestBytes),
                   kOwnAt = kHeaderBytes - static_cast<int64_t>(kDigestBytes);
-constexpr int64_t kRunBytes = 1 << 20;  // at most, of more than one block: what was read is still near when it is hashed
+constexpr int64_t kRunBytes = 1 << 20;  // of more than one block: a thread's share, and still near when it is hashed
 constexpr int64_t kApart = 16;          // headers that are read for nothing, rather than call the system once more
 
 bool same(const char* head, const char* expected, int64_t from, int64_t to) {
@@ -55,23 +55,27 @@ bool all_of(Call call, int descriptor, const iovec* parts, size_t count, int64_t
   return call(descriptor, parts, static_cast<int>(count), at) == bytes;
 }
 
+// What one thread needs for its calls.
+struct Desk {
+  std::vector<char> headers, padding;
+  std::vector<iovec> parts;
+};
+
 // Blocks first..last, neighbours in the file, with the padding between them.
-bool move(Call call, const SlotFile& file, int64_t slot, const Blocks& blocks, int64_t first, int64_t last,
-          std::vector<iovec>& parts, std::vector<char>& padding) {
-  parts.clear();
+bool move(Call call, const SlotFile& file, int64_t slot, const Blocks& blocks, int64_t first, int64_t last, Desk& desk) {
+  desk.parts.clear();
   for (int64_t i = first; i < last; i++) {
-    if (i > first && !padding.empty()) parts.push_back({padding.data(), padding.size()});
-    parts.push_back({const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)});
+    if (i > first && !desk.padding.empty()) desk.parts.push_back({desk.padding.data(), desk.padding.size()});
+    desk.parts.push_back({const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)});
   }
-  return all_of(call, file.descriptor, parts.data(), parts.size(), file.block(slot));
+  return all_of(call, file.descriptor, desk.parts.data(), desk.parts.size(), file.block(slot));
 }
 
-// The end of a stretch that begins at block `first`: slots of one segment, so far apart and so many bytes at most.
-int64_t stretch(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t first, int64_t apart) {
+// The end of a stretch that begins at block `first`: slots of one segment, so far apart at most.
+int64_t stretch(const SlotFile& file, const int64_t* slots, int64_t first, int64_t end, int64_t apart) {
   int64_t last = first + 1;
-  while (last < blocks.count && slots[last] > slots[last - 1] && slots[last] - slots[last - 1] <= apart &&
-         slots[last] / file.per_segment == slots[first] / file.per_segment &&
-         (last - first + 1) * file.stride <= kRunBytes)
+  while (last < end && slots[last] > slots[last - 1] && slots[last] - slots[last - 1] <= apart &&
+         slots[last] / file.per_segment == slots[first] / file.per_segment)
     last++;
   return last;
 }
@@ -80,41 +84,51 @@ void mark(const Blocks& blocks, int64_t first, int64_t last, State state) {
   std::fill(blocks.states + first, blocks.states + last, state);
 }
 
-std::vector<char> padding_of(const SlotFile& file, const Blocks& blocks) {
-  return std::vector<char>(static_cast<size_t>(file.stride - blocks.bytes));
-}
-
 // All that is wanted of a stretch: its headers in one call, its blocks in one for each run of neighbours.
 void read_stretch(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t first, int64_t last,
-                  std::vector<char>& heads, std::vector<iovec>& parts, std::vector<char>& padding) {
-  heads.resize(static_cast<size_t>((slots[last - 1] - slots[first] + 1) * kHeaderBytes));
-  const iovec all = {heads.data(), heads.size()};
+                  Desk& desk) {
+  desk.headers.resize(static_cast<size_t>((slots[last - 1] - slots[first] + 1) * kHeaderBytes));
+  const iovec all = {desk.headers.data(), desk.headers.size()};
   mark(blocks, first, last, kNot);
   if (!all_of(preadv, file.descriptor, &all, 1, file.header(slots[first]))) return;
   for (int64_t begin = first, end; begin < last; begin = end) {
     for (end = begin + 1; end < last && slots[end] == slots[end - 1] + 1; end++) {
     }
-    if (!move(preadv, file, slots[begin], blocks, begin, end, parts, padding)) continue;
+    if (!move(preadv, file, slots[begin], blocks, begin, end, desk)) continue;
     for (int64_t i = begin; i < end; i++)
-      if (proven(heads.data() + (slots[i] - slots[first]) * kHeaderBytes, blocks, i)) blocks.states[i] = kMoved;
+      if (proven(desk.headers.data() + (slots[i] - slots[first]) * kHeaderBytes, blocks, i)) blocks.states[i] = kMoved;
   }
 }
 
-bool write_stretch(const SlotFile& file, int64_t slot, const Blocks& blocks, int64_t first, int64_t last, int64_t age,
-                   std::vector<char>& heads, std::vector<iovec>& parts, std::vector<char>& padding) {
-  heads.assign(static_cast<size_t>((last - first) * kHeaderBytes), 0);
-  const iovec all = {heads.data(), heads.size()};
-  if (!all_of(pwritev, file.descriptor, &all, 1, file.header(slot))) return false;
-  for (int64_t i = first; i < last; i++) make_header(heads.data() + (i - first) * kHeaderBytes, blocks, i, age + i);
-  return move(pwritev, file, slot, blocks, first, last, parts, padding) &&
-         all_of(pwritev, file.descriptor, &all, 1, file.header(slot));
+// Neighbours all: old headers zeroed, blocks written, new headers written.
+bool write_stretch(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t first, int64_t last,
+                   int64_t age, Desk& desk) {
+  desk.headers.assign(static_cast<size_t>((last - first) * kHeaderBytes), 0);
+  const iovec all = {desk.headers.data(), desk.headers.size()};
+  if (!all_of(pwritev, file.descriptor, &all, 1, file.header(slots[first]))) return false;
+  for (int64_t i = first; i < last; i++)
+    make_header(desk.headers.data() + (i - first) * kHeaderBytes, blocks, i, age + i);
+  return move(pwritev, file, slots[first], blocks, first, last, desk) &&
+         all_of(pwritev, file.descriptor, &all, 1, file.header(slots[first]));
 }
 
-bool read_file(int descriptor, const Blocks& blocks, int64_t i, char* head) {
-  const iovec parts[] = {{head, kHeaderBytes},
-                         {const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)}};
-  return all_of(preadv, descriptor, parts, 2, 0) && proven(head, blocks, i);
+// Shares of a batch, until it is all begun.
+template <class Act>
+void each_share(const SlotFile& file, const Blocks& blocks, int64_t* next, Act act) {
+  const int64_t share = std::max<int64_t>(1, kRunBytes / file.stride);
+  for (;;) {
+    const int64_t first = __atomic_fetch_add(next, share, __ATOMIC_RELAXED);
+    if (first >= blocks.count) return;
+    act(first, std::min(blocks.count, first + share));
+  }
 }
+
+// Of a block that has a file to itself.
+struct WholeFile {
+  iovec parts[2];
+  WholeFile(char* head, const Blocks& blocks, int64_t i)
+      : parts{{head, kHeaderBytes}, {const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)}} {}
+};
 
 void append_hex(std::string& name, const char* key) {
   for (int64_t i = 0; i < kKeyBytes; i++) {
@@ -126,30 +140,25 @@ void append_hex(std::string& name, const char* key) {
 }  // namespace
 
 void read_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t* next) {
-  std::vector<char> heads, padding = padding_of(file, blocks);
-  std::vector<iovec> parts;
-  // A share ends where a stretch might have gone on; that is one call more for each.
-  const int64_t share = std::max<int64_t>(1, kRunBytes / file.stride);
-  for (;;) {
-    const int64_t begin = __atomic_fetch_add(next, share, __ATOMIC_RELAXED);
-    if (begin >= blocks.count) return;
-    Blocks mine = blocks;
-    mine.count = std::min(blocks.count, begin + share);
-    for (int64_t first = begin, last; first < mine.count; first = last) {
-      last = stretch(file, slots, mine, first, kApart);
-      read_stretch(file, slots, mine, first, last, heads, parts, padding);
+  Desk desk;
+  desk.padding.resize(static_cast<size_t>(file.stride - blocks.bytes));
+  each_share(file, blocks, next, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin, last; first < end; first = last) {
+      last = stretch(file, slots, first, end, kApart);
+      read_stretch(file, slots, blocks, first, last, desk);
     }
-  }
+  });
 }
 
-void write_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age) {
-  std::vector<char> heads, padding = padding_of(file, blocks);
-  std::vector<iovec> parts;
-  for (int64_t first = 0, last; first < blocks.count; first = last) {
-    last = stretch(file, slots, blocks, first, 1);
-    const bool whole = write_stretch(file, slots[first], blocks, first, last, age, heads, parts, padding);
-    mark(blocks, first, last, whole ? kMoved : kNot);
-  }
+void write_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age, int64_t* next) {
+  Desk desk;
+  desk.padding.resize(static_cast<size_t>(file.stride - blocks.bytes));
+  each_share(file, blocks, next, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin, last; first < end; first = last) {
+      last = stretch(file, slots, first, end, 1);
+      mark(blocks, first, last, write_stretch(file, slots, blocks, first, last, age, desk) ? kMoved : kNot);
+    }
+  });
 }
 
 void read_files(const Folder& folder, const Blocks& blocks, int64_t* next) {
@@ -164,7 +173,8 @@ void read_files(const Folder& folder, const Blocks& blocks, int64_t* next) {
     const int opened = openat(folder.descriptor, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (opened < 0) continue;
     struct stat facts;
-    if (read_file(opened, blocks, i, head) && fstat(opened, &facts) == 0)
+    if (all_of(preadv, opened, WholeFile(head, blocks, i).parts, 2, 0) && proven(head, blocks, i) &&
+        fstat(opened, &facts) == 0)
       blocks.states[i] = facts.st_mtime < folder.fresh_since ? kStale : kMoved;
     close(opened);
   }
@@ -175,10 +185,8 @@ void write_files(const int64_t* descriptors, const Blocks& blocks) {
   for (int64_t i = 0; i < blocks.count; i++) {
     const int opened = static_cast<int>(descriptors[i]);
     make_header(head, blocks, i, 0);
-    const iovec parts[] = {{head, kHeaderBytes},
-                           {const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)}};
     blocks.states[i] = kNot;
-    if (!all_of(pwritev, opened, parts, 2, 0)) continue;
+    if (!all_of(pwritev, opened, WholeFile(head, blocks, i).parts, 2, 0)) continue;
     close(opened);
     blocks.states[i] = kMoved;
   }

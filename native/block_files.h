@@ -34,11 +34,11 @@ struct SlotFile {
   }
 };
 
-// Slots ascend. `next` is shared by threads that read one batch together: each takes what the others have not begun.
+// Slots ascend. `next` is shared by threads that move one batch together: each takes what the others have not begun.
 void read_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t* next);
 
-// Slots ascend; blocks get ages from `age` on. Old headers go first and new ones come last.
-void write_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age);
+// Slots ascend, and each is named once; blocks get ages from `age` on. Old headers go first and new ones come last.
+void write_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age, int64_t* next);
 
 // Files of one block each, header first, in an open directory. A name is `prefix` and the key in hexadecimal.
 struct Folder {

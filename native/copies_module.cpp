@@ -74,11 +74,11 @@ void bind_copies(nb::module_& m) {
     read_slots(pool, slots.data(), blocks, next.data());
   });
   m.def("write_slots", [](const std::vector<int64_t>& file, Numbers slots, Numbers memory, int64_t bytes,
-                          nb::bytes keys, nb::bytes headings, States states, int64_t age) {
+                          nb::bytes keys, nb::bytes headings, States states, Cursor next, int64_t age) {
     const Blocks blocks = blocks_of(memory, bytes, keys, headings, states);
     const SlotFile pool = file_of(file, slots, blocks);
     nb::gil_scoped_release unlocked;
-    write_slots(pool, slots.data(), blocks, age);
+    write_slots(pool, slots.data(), blocks, age, next.data());
   });
   m.def("read_files", [](int descriptor, const std::string& prefix, int64_t fresh_since, Numbers memory, int64_t bytes,
                          nb::bytes keys, nb::bytes headings, States states, Cursor next) {

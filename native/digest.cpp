@@ -42,7 +42,7 @@ uint64_t word(const void* at) {
   return value;
 }
 
-void add(uint64_t* lanes, const char* data, const unsigned char* secret) {
+void stripe(uint64_t* lanes, const char* data, const unsigned char* secret) {
   for (size_t i = 0; i < kLanes; i++) {
     const uint64_t value = word(data + 8 * i), mixed = value ^ word(secret + 8 * i);
     lanes[i ^ 1] += value;
@@ -55,7 +55,7 @@ using Run = void (*)(uint64_t* lanes, const char* data, size_t stripes);
 
 void run_plain(uint64_t* lanes, const char* data, size_t stripes) {
   for (size_t n = 0; n < stripes; n++) {
-    add(lanes, data + n * kStripe, kSecret + n % kStripesAtOnce * 8);
+    stripe(lanes, data + n * kStripe, kSecret + n % kStripesAtOnce * 8);
     if (n % kStripesAtOnce != kStripesAtOnce - 1) continue;
     for (size_t i = 0; i < kLanes; i++)
       lanes[i] = (lanes[i] ^ (lanes[i] >> 47) ^ word(kScrambling + 8 * i)) * kPrime32[0];
@@ -69,6 +69,7 @@ __attribute__((target("avx2"))) void run_avx2(uint64_t* lanes, const char* data,
   __m256i sums[2] = {_mm256_loadu_si256(kept), _mm256_loadu_si256(kept + 1)};
   for (size_t first = 0; first < stripes; first += kStripesAtOnce) {
     const size_t count = stripes - first < kStripesAtOnce ? stripes - first : kStripesAtOnce;
+#pragma GCC unroll 4
     for (size_t n = 0; n < count; n++) {
       const __m256i* read = reinterpret_cast<const __m256i*>(data + (first + n) * kStripe);
       const __m256i* secret = reinterpret_cast<const __m256i*>(kSecret + 8 * n);
@@ -100,6 +101,8 @@ Run fastest() {
   return run_plain;
 }
 
+const Run kRun = fastest();
+
 uint64_t merged(const uint64_t* lanes, const unsigned char* secret, uint64_t sum) {
   for (size_t i = 0; i < kLanes; i += 2) {
     const auto product = static_cast<unsigned __int128>(lanes[i] ^ word(secret + 8 * i)) *
@@ -117,11 +120,10 @@ void put(uint64_t value, unsigned char* out) {
 }  // namespace
 
 void digest(const char* data, size_t bytes, unsigned char* out) {
-  static const Run run = fastest();
   alignas(64) uint64_t lanes[kLanes] = {kPrime32[2], kPrime64[0], kPrime64[1], kPrime64[2],
                                         kPrime64[3], kPrime32[1], kPrime64[4], kPrime32[0]};
-  run(lanes, data, (bytes - 1) / kStripe);
-  add(lanes, data + bytes - kStripe, kSecret + kLastSecret);
+  kRun(lanes, data, (bytes - 1) / kStripe);
+  stripe(lanes, data + bytes - kStripe, kSecret + kLastSecret);
   put(merged(lanes, kSecret + kHighSecret, ~(bytes * kPrime64[1])), out);
   put(merged(lanes, kSecret + kLowSecret, bytes * kPrime64[0]), out + 8);
 }

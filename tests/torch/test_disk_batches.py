@@ -183,7 +183,7 @@ def test_a_full_disk_in_a_batch_is_refused_by_reason_and_leaves_nothing_to_be_se
             return Failing()
 
     class Failing:
-        def write_slots(self, file, slots, addresses, size, keys, heading, states, age):
+        def write_slots(self, file, slots, addresses, size, keys, heading, states, begun, age):
             states[:] = 1
 
         def write_files(self, descriptors, addresses, size, keys, heading, states):

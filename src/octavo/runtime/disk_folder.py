@@ -62,7 +62,7 @@ class DiskFolder:
         self._turn = threading.Lock()  # one batch of reads or writes at a time
         self._known = Known()
         self._seen: set[bytes] = set()
-        self._helped = Helped("octavo-disk-read")
+        self._helped = Helped("octavo-disk-help")
         self._closed = False
         self._room = SharedRoom(folder, NAME, capacity_bytes)
         self._restore()

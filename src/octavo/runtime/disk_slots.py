@@ -83,7 +83,7 @@ class DiskSlots:
         self._known = Known()
         self._aside_slots: dict[int, bytes] = {}
         self._age = 0
-        self._helped = Helped("octavo-disk-read")
+        self._helped = Helped("octavo-disk-help")
         self._padding = memoryview(bytearray(self.places.stride - block_bytes))
         self._descriptor = open_alone(path)
         try:
@@ -118,7 +118,9 @@ class DiskSlots:
             reasons: list[Reason | None] = ["closed"] * len(batch)
             if self._descriptor >= 0:
                 reasons = self._known.lies_in(batch)
-            here = np.array([index for index, reason in enumerate(reasons) if reason is None], np.int64)
+            here = np.arange(len(batch))
+            if reasons.count(None) < len(batch):
+                here = np.array([index for index, reason in enumerate(reasons) if reason is None], np.int64)
             runs = self._runs(batch, self._read_all(batch, batch.in_order(here)))
             self._helped.each(lambda run: self._act(self._read_run, batch, run, reasons), runs)
             self._known.read(batch, reasons)
@@ -156,35 +158,30 @@ class DiskSlots:
 
     # ---- whole batches; what these return is left to do
 
-    def _file(self) -> list[int]:
-        """For the extension: where slots lie in what."""
-        return [self._descriptor, POOL_BYTES, SEGMENT_SLOTS, self.places.stride]
-
     def _write_all(self, batch: Batch, order: Int64) -> Int64:
         slots = batch.slots[order]
         twice = bool((slots[1:] == slots[:-1]).any())  # the later one would come first, if only it were left
         if self._native is None or self._descriptor < 0 or twice:
             return order
-        states = np.ones(len(order), np.uint8)
-        self._native.write_slots(self._file(), slots, *batch.arguments(order, self._heading, states), self._age + 1)
+        age = self._age + 1
         self._age += len(order)
-        left: Int64 = order[states != 0]
-        return left
+        return self._together(self._native.write_slots, batch, order, age)
 
     def _read_all(self, batch: Batch, order: Int64) -> Int64:
         if self._native is None or not len(order):
             return order
-        native, file, slots = self._native, self._file(), batch.slots[order]
+        return self._together(self._native.read_slots, batch, order)
+
+    def _together(self, act: Callable[..., None], batch: Batch, order: Int64, *more: int) -> Int64:
+        """By two threads where it is worth it: while one waits for memory, or for the other's turn at the file, the
+        other hashes."""
+        file = [self._descriptor, POOL_BYTES, SEGMENT_SLOTS, self.places.stride]
         states, begun = np.ones(len(order), np.uint8), np.zeros(1, np.int64)
-        arguments = batch.arguments(order, self._heading, states)
-
-        def read() -> None:
-            native.read_slots(file, slots, *arguments, begun)
-
+        arguments = (file, batch.slots[order], *batch.arguments(order, self._heading, states), begun, *more)
         if len(order) > 1 and len(order) * self.block_bytes >= WORTH_HELP:
-            self._helped.both(read)
+            self._helped.both(lambda: act(*arguments))
         else:
-            read()
+            act(*arguments)
         left: Int64 = order[states != 0]
         return left
 
