@@ -121,10 +121,10 @@ def test_the_best_output_is_that_of_the_stored_ones_and_the_lowest_of_equals(ins
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_best_output_is_the_same_whoever_multiplies_which_panels(instruction_set, threads):
     random = np.random.default_rng(6)
-    weight = random_matrix(random, 700, 64).round(decimals=1)
-    weight[[3, 650]] = weight[[300]]
+    weight = random_matrix(random, 5000, 256).round(decimals=1)  # so much that nobody does it all alone
+    weight[[3, 4900]] = weight[[300]]
     packed = PackedLinear([weight], instruction_set=instruction_set, threads=threads)
-    x = torch.from_numpy(random.normal(size=(230, 64))).round().float()
+    x = torch.from_numpy(random.normal(size=(230, 256))).round().float()
     x[5, 9], x[200] = float("nan"), weight[300] * 9
     stored = packed(x)
     values, indices = packed.argmax(x)
