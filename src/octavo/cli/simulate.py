@@ -7,6 +7,7 @@ figures come from `octavo.simulate`; no torch is imported and no weight is read.
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -167,17 +168,21 @@ def simulate(  # noqa: PLR0913 - one for each flag
     Runs octavo's own scheduler, cache and policies in virtual time against a cost model of the device.
     """
     given = dict(locals())
+    asked = {name for name, value in given.items() if value != _USUAL[name]}
     if story is None:
-        _run(given)
+        _run(given, asked)
     else:
-        _tell(story, as_json=as_json)
+        _tell(story, asked, as_json=as_json)
+
+
+_USUAL = {name: parameter.default for name, parameter in signature(simulate).parameters.items()}
 
 
 _PLANNED = ("device", "tp", "context", "block_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes",
             "kv_dtype", "utilization", "weights_bytes", "price", "layers", "kv_heads", "head_dim", "heads")  # fmt: skip
 
 
-def _run(given: dict[str, Any]) -> None:
+def _run(given: dict[str, Any], asked_for: set[str]) -> None:
     from octavo.cli.calibrate_read import costed_replica
     from octavo.cli.simulate_workload import workload
     from octavo.observe.chrome_trace import ChromeTrace
@@ -189,7 +194,7 @@ def _run(given: dict[str, Any]) -> None:
     planned = Planned.of(**{name: given[name] for name in _PLANNED})
     replica, said = costed_replica(given["cost"], given["model"], planned, foreign=given["foreign_calibration"])
     names = {name: given[name] for name in ("allocation", "batching", "admission", "preemption", "reuse")}
-    source, notes = workload(given)
+    source, notes = workload(given, asked_for)
     trace = None if given["chrome_trace"] is None else ChromeTrace()
     asked = Asked(
         source=source,
@@ -239,11 +244,15 @@ def _lower(given: dict[str, Any]) -> Lower | None:
     return Lower(host_bytes=host, disk_bytes=disk, placement=given["placement"])
 
 
-def _tell(story: str, *, as_json: bool) -> None:
+def _tell(story: str, asked: set[str], *, as_json: bool) -> None:
     from octavo.simulate.stories import STORIES
 
     if story not in STORIES:
         raise ConfigError("story", story, f"there is no such story; use {' or '.join(STORIES)}")
+    for name in sorted(asked - {"story", "as_json"}):
+        raise ConfigError(
+            name, "given", f"means nothing to --story {story}, which has a world of its own; leave it out"
+        )
     told = STORIES[story]()
     write_line(json.dumps({"story": story, "lines": told}) if as_json else "\n".join(told))
 

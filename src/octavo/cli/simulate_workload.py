@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -24,8 +25,13 @@ _POOLS = (".tar", ".tar.zst", ".tar.gz", ".tgz")
 _MOST_FILE = 2**28
 
 
-def workload(given: dict[str, Any]) -> tuple[Callable[[], Source], list[str]]:
-    """A maker of sources, and what is to be said of the workload."""
+_MAKING = ("rate", "variation", "on_s", "off_s", "lengths", "input_tokens", "output_tokens", "max_tokens", "turns",
+           "shared_prefix", "prefix_tree")  # fmt: skip
+
+
+def workload(given: dict[str, Any], asked: AbstractSet[str]) -> tuple[Callable[[], Source], list[str]]:
+    """A maker of sources, and what is to be said of the workload. `asked` are the options that are not as usual."""
+    _require_used(given, asked)
     if given["users"] is not None and given["turns"] is not None:
         raise ConfigError("users", given["users"], "send one request after the other; --turns makes sessions: give one")
     if given["trace"] is not None:
@@ -42,8 +48,33 @@ def workload(given: dict[str, Any]) -> tuple[Callable[[], Source], list[str]]:
     return source, notes
 
 
+def _require_used(given: dict[str, Any], asked: AbstractSet[str]) -> None:
+    """Nothing that was asked for is dropped without a word. Raises `ConfigError`."""
+    trace, pool = given["trace"] is not None, given["trace"] is not None and _is_pool(given["trace"])
+    read = trace and not pool
+    users, made = given["users"] is not None, not trace
+    for fits, why, *names in (
+        (made, "makes requests, and a trace has its own: leave it out", *_MAKING),
+        (pool, "is for a pool of clients of ServeGen; give one by --trace", "from_s", "for_s"),
+        (read, "is for the lines of a trace; give one by --trace", "on_bad", "sort"),
+        (not users, "cannot speed up users, who wait for their answers; leave it out", "speed"),
+        (users or given["turns"] is not None, "is for users or turns; give --users or --turns", "think"),
+        (given["on_s"] is not None, "is what comes after a burst; give --on as well", "off_s"),
+        (not (users and made), "has no meaning for users, who send when they are answered; leave it out", "rate",
+         "variation", "on_s", "off_s"),
+        (given["lengths"] is None, "cannot be given beside --lengths", "input_tokens", "output_tokens"),
+    ):  # fmt: skip
+        for name in names:
+            if name in asked and not fits:
+                raise ConfigError(name, given[name], why)
+
+
+def _is_pool(trace: str) -> bool:
+    return trace.endswith(_POOLS) or Path(trace).is_dir()
+
+
 def _from_trace(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]]:
-    if given["trace"].endswith(_POOLS) or Path(given["trace"]).is_dir():
+    if _is_pool(given["trace"]):
         return _from_pool(given)
     read = read_trace(given["trace"], on_bad=given["on_bad"], sort=given["sort"], limit=given["requests"])
     notes = [f"workload: {len(read.requests):,} requests of {read.source} ({read.format})"]

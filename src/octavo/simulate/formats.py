@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,10 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.errors import ConfigError
-from octavo.simulate.trace import HASH_IDS, TraceRequest
+from octavo.simulate.trace import HASH_IDS, MOST_NS, MOST_TOKENS, TraceRequest
 
 OnBad = Literal["refuse", "skip"]
-_MOST_TOKENS = 2**31 - 1
 _HASH_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _SHOWN = 5
 
@@ -54,36 +54,51 @@ def read_trace(path: str | Path, *, on_bad: OnBad = "refuse", sort: bool = False
     """
     if on_bad not in ("refuse", "skip"):
         raise ConfigError("on_bad", on_bad, "use refuse or skip")
-    rows = _rows(_text(path), str(path))
+    if limit is not None and limit < 1:
+        raise ConfigError("requests", limit, "must be at least 1")
+    wrong = _Wrong(str(path), on_bad)
     requests: list[TraceRequest] = []
-    wrong: list[str] = []
-    many = 0
-    name, read, has_arrivals = "", _OWN.read, True
-    for number, row in rows:
+    lines: list[int] = []
+    kind: _Kind | None = None
+    for number, row in _rows(_text(path), str(path)):
         if limit is not None and len(requests) >= limit and not sort:
             break
         try:
             if isinstance(row, _Bad):
                 raise row
-            if not name:
-                kind = _kind(row, str(path))
-                name, read, has_arrivals = kind.name, kind.read, kind.has_arrivals
-            entry = read(row)
+            kind = kind or _kind(row, str(path))
+            entry = kind.read(row)
             if not sort:
                 _in_order(entry, requests)
             requests.append(entry)
+            lines.append(number)
         except _Bad as bad:
-            if on_bad == "refuse":
-                raise ConfigError("trace", str(path), f"line {number}: {bad}") from None
-            many += 1
-            if len(wrong) < _SHOWN:
-                wrong.append(f"line {number}: {bad}")
-    if not requests:
-        raise ConfigError("trace", str(path), "has no request in it" + (f" ({wrong[0]})" if wrong else ""))
+            wrong.note(number, bad)
+    requests = list(_hash_blocks(requests, lines, wrong))
+    if kind is None or not requests:
+        raise ConfigError("trace", str(path), "has no request in it" + "".join(f" ({one})" for one in wrong.first[:1]))
     requests.sort(key=lambda entry: entry.arrival_ns)
     first = requests[0].arrival_ns
-    requests = [replace(entry, arrival_ns=entry.arrival_ns - first) for entry in requests[:limit]]
-    return Trace(Path(path).name, name, tuple(_hash_blocks(requests)), tuple(wrong), many, has_arrivals)
+    told = tuple(replace(entry, arrival_ns=entry.arrival_ns - first) for entry in requests[:limit])
+    return Trace(Path(path).name, kind.name, told, tuple(wrong.first), wrong.lines, kind.has_arrivals)
+
+
+class _Wrong:
+    """Lines that are wrong: the first is refused, or all are counted and the first few kept."""
+
+    def __init__(self, path: str, on_bad: OnBad) -> None:
+        self._path = path
+        self._on_bad = on_bad
+        self.first: list[str] = []
+        self.lines = 0
+
+    def note(self, number: int, bad: _Bad) -> None:
+        """Raises `ConfigError` unless wrong lines are skipped."""
+        if self._on_bad == "refuse":
+            raise ConfigError("trace", self._path, f"line {number}: {bad}") from None
+        self.lines += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(f"line {number}: {bad}")
 
 
 def _in_order(entry: TraceRequest, before: list[TraceRequest]) -> None:
@@ -97,39 +112,66 @@ def _text(path: str | Path) -> str:
         return (gzip.decompress(data) if str(path).endswith(".gz") else data).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError("trace", str(path), f"cannot be read ({error.strerror or error})") from None
-    except (UnicodeDecodeError, EOFError) as error:
+    except (EOFError, zlib.error) as error:
+        raise ConfigError("trace", str(path), f"is a damaged gzip file ({error})") from None
+    except UnicodeDecodeError as error:
         raise ConfigError("trace", str(path), f"is no text ({error})") from None
 
 
 def _rows(text: str, path: str) -> Iterator[tuple[int, Row | _Bad]]:
     """(line number, columns by lower-case name)."""
-    lines = text.splitlines()
-    if text.lstrip().startswith("{"):
+    # Not `splitlines`: some of what it takes for an end of line may stand in a JSON text.
+    lines = text.replace("\r\n", "\n").split("\n")
+    begin = text.lstrip()[:1]
+    if begin in ("", "["):
+        what = "is empty" if not begin else "is one JSON list; write one object a line"
+        raise ConfigError("trace", path, what)
+    if begin == "{":
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield number, _object(line)
         return
+    yield from _columns(lines, path)
+
+
+def _columns(lines: list[str], path: str) -> Iterator[tuple[int, Row | _Bad]]:
     reader = csv.reader(lines)
-    header = [name.strip().lower() for name in next(reader, [])]
-    if len(header) < 2:
-        raise ConfigError("trace", path, "is neither JSON lines nor a CSV with a header")
-    for values in reader:
-        if values:
+    header: list[str] = []
+    while True:
+        try:
+            values = next(reader, None)
+        except csv.Error as error:
+            yield reader.line_num, _Bad(f"is no line of a CSV ({error})")
+            continue
+        if not header:
+            header = [name.strip().lower() for name in values or []]
+            if len(header) < 2:
+                raise ConfigError("trace", path, "is neither JSON lines nor a CSV with a header")
+        elif values is None:
+            return
+        elif values:
             short = len(values) < len(header)
-            yield (
-                reader.line_num,
-                _Bad(f"has {len(values)} of {len(header)} columns")
-                if short
-                else dict(zip(header, values, strict=False)),
-            )
+            told = f"has {len(values)} of {len(header)} columns"
+            yield reader.line_num, _Bad(told) if short else dict(zip(header, values, strict=False))
 
 
 def _object(line: str) -> Row | _Bad:
     try:
-        told = json.loads(line)
+        told = json.loads(line, object_pairs_hook=_once)
+    except _Bad as bad:
+        return bad
     except (ValueError, RecursionError):
         return _Bad("is not JSON")
-    return {str(name).lower(): value for name, value in told.items()} if isinstance(told, dict) else _Bad("no object")
+    return told if isinstance(told, dict) else _Bad("is no JSON object")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Columns by lower-case name. Raises `_Bad` for a name that is there twice."""
+    found = {name.lower(): value for name, value in pairs}
+    if len(found) < len(pairs):
+        names = [name.lower() for name, _ in pairs]
+        raise _Bad(f"has {next(name for name in names if names.count(name) > 1)!r:.60} more than once")
+    return found
 
 
 # -- kinds ------------------------------------------------------------------------------------------
@@ -141,6 +183,8 @@ def _own(row: Row) -> TraceRequest:
         raise _Bad(f"has a field {unknown[0]!r} that no trace has; there are {', '.join(sorted(_OWN_FIELDS))}")
     hashes = _hashes(row)
     block = _whole(row, "hash_block", 1, 512) if hashes else 0
+    if len(hashes) * block > MOST_TOKENS:
+        raise _Bad(f"{len(hashes)} hash_ids of {block} tokens are more than {MOST_TOKENS} tokens")
     return TraceRequest(
         arrival_ns=_time(row, "arrival"),
         input_tokens=_whole(row, "input_tokens", 1, len(hashes) * block or None),
@@ -150,7 +194,7 @@ def _own(row: Row) -> TraceRequest:
         hash_block=block,
         session=None if row.get("session") is None else str(row["session"]),
         think_ns=_time(row, "think", 0.0),
-        priority=_whole(row, "priority", -(2**31), 0),
+        priority=_whole(row, "priority", -(2**31), 0, 2**31 - 1),
         salt=str(row.get("salt") or ""),
     )
 
@@ -219,34 +263,39 @@ def _kind(row: Row, path: str) -> _Kind:
     raise ConfigError("trace", path, f"has columns {', '.join(sorted(row))[:200]}, of no known kind ({known})")
 
 
-def _hash_blocks(requests: list[TraceRequest]) -> Iterator[TraceRequest]:
-    """Hash ids stand for blocks of a size that a trace does not say: the one that all its prompts agree with."""
+def _hash_blocks(requests: list[TraceRequest], lines: list[int], wrong: _Wrong) -> Iterator[TraceRequest]:
+    """Hash ids stand for blocks of a size that a trace does not say: the one that most of its prompts agree with.
+
+    The others are wrong lines.
+    """
     open_ = [entry for entry in requests if entry.hash_ids and not entry.hash_block]
-    if not open_:
-        yield from requests
-        return
-    fitting = [
-        size for size in _HASH_BLOCKS if all(-(-e.input_tokens // size) in (len(e.hash_ids), len(e.hash_ids) + 1)
-                                             for e in open_)
-    ]  # fmt: skip
-    if not fitting:
-        raise ConfigError("trace", "hash_ids", f"fit no block size of {_HASH_BLOCKS} at which they cover the prompts")
-    for entry in requests:
-        yield replace(entry, hash_block=fitting[0]) if entry.hash_ids and not entry.hash_block else entry
+    size = max(_HASH_BLOCKS, key=lambda size: sum(_covers(entry, size) for entry in open_)) if open_ else 0
+    for number, entry in zip(lines, requests, strict=True):
+        if not entry.hash_ids or entry.hash_block:
+            yield entry
+        elif _covers(entry, size):
+            yield replace(entry, hash_block=size)
+        else:
+            held = f"{len(entry.hash_ids)} hash_ids do not cover its {entry.input_tokens} input tokens"
+            wrong.note(number, _Bad(f"{held} by blocks of {size}, as most others do"))
+
+
+def _covers(entry: TraceRequest, size: int) -> bool:
+    return -(-entry.input_tokens // size) in (len(entry.hash_ids), len(entry.hash_ids) + 1)
 
 
 # -- fields -----------------------------------------------------------------------------------------
 
 
-def _whole(row: Row, name: str, low: int, default: int | None = None) -> int:
+def _whole(row: Row, name: str, low: int, default: int | None = None, high: int = MOST_TOKENS) -> int:
     value = row.get(name)
     if value is None and default is not None:
         return default
     number = _number(value)
     if number is None or number != int(number):
         raise _Bad(f"{name}={value!r:.60} is no whole number")
-    if not low <= number <= _MOST_TOKENS:
-        raise _Bad(f"{name}={value!r:.60} is not from {low} to {_MOST_TOKENS}")
+    if not low <= number <= high:
+        raise _Bad(f"{name}={value!r:.60} is not from {low} to {high}")
     return int(number)
 
 
@@ -263,8 +312,8 @@ def _number(value: Any) -> float | None:
 def _time(row: Row, name: str, default: float | None = None, scale: int = 10**9) -> int:
     value = row.get(name, default)
     number = _number(value)
-    if number is None or number < 0:
-        raise _Bad(f"{name}={value!r:.60} is no time from 0 on")
+    if number is None or not 0 <= number <= MOST_NS / scale:
+        raise _Bad(f"{name}={value!r:.60} is no time from 0 to {MOST_NS / scale:.2g}")
     return round(number * scale)
 
 

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import isfinite, log, sqrt
 from typing import Protocol
 
 import numpy as np
 
 from octavo.errors import ConfigError
 from octavo.memory.values import Int64
+from octavo.simulate.trace import MOST_TOKENS
 
 
 class Lengths(Protocol):
     def draw(self, generator: np.random.Generator, count: int) -> Int64: ...
 
 
-def _at_least_one(field: str, value: int) -> None:
+def _length(field: str, value: int) -> None:
     if value < 1:
         raise ConfigError(field, value, "a length is at least 1 token")
+    if value > MOST_TOKENS:
+        raise ConfigError(field, value, f"a length is at most {MOST_TOKENS} tokens")
 
 
 def _positive(field: str, value: float) -> None:
@@ -37,7 +40,7 @@ class Fixed:
     tokens: int
 
     def __post_init__(self) -> None:
-        _at_least_one("tokens", self.tokens)
+        _length("tokens", self.tokens)
 
     def draw(self, generator: np.random.Generator, count: int) -> Int64:
         return np.full(count, self.tokens, dtype=np.int64)
@@ -50,7 +53,8 @@ class Uniform:
     """Inclusive."""
 
     def __post_init__(self) -> None:
-        _at_least_one("low", self.low)
+        _length("low", self.low)
+        _length("high", max(1, self.high))
         if self.high < self.low:
             raise ConfigError("high", self.high, f"must not be below low={self.low}")
 
@@ -67,12 +71,13 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         _positive("mean", self.mean)
+        _length("mean", max(1, round(self.mean)))
         _positive("deviation", self.deviation)
 
     def draw(self, generator: np.random.Generator, count: int) -> Int64:
         variance = log(1 + (self.deviation / self.mean) ** 2)
         drawn = generator.lognormal(log(self.mean) - variance / 2, sqrt(variance), count)
-        lengths: Int64 = np.clip(np.rint(drawn), 1, self.most or 2**31 - 1).astype(np.int64)
+        lengths: Int64 = np.clip(np.rint(drawn), 1, self.most or MOST_TOKENS).astype(np.int64)
         return lengths
 
 
@@ -86,7 +91,8 @@ class Zipf:
 
     def __post_init__(self) -> None:
         _positive("exponent", self.exponent)
-        _at_least_one("low", self.low)
+        _length("low", self.low)
+        _length("high", max(1, self.high))
         if self.high < self.low:
             raise ConfigError("high", self.high, f"must not be below low={self.low}")
 
@@ -106,7 +112,8 @@ class Empirical:
     def __post_init__(self) -> None:
         if not self.tokens:
             raise ConfigError("tokens", self.tokens, "needs at least one length that was seen")
-        _at_least_one("tokens", min(self.tokens))
+        for tokens in (min(self.tokens), max(self.tokens)):
+            _length("tokens", tokens)
 
     def draw(self, generator: np.random.Generator, count: int) -> Int64:
         drawn: Int64 = generator.choice(np.array(self.tokens, dtype=np.int64), count)
@@ -136,9 +143,11 @@ def lengths_named(field: str, text: str) -> Lengths:
         values = [float(part) for part in rest.split(",")]
     except ValueError:
         values = []
-    if kind == "empirical" and values:
+    whole = values if kind in ("fixed", "uniform", "empirical") else values[1:] if kind == "zipf" else []
+    good = all(isfinite(value) for value in values) and all(value == int(value) for value in whole)
+    if kind == "empirical" and values and good:
         return Empirical(tuple(int(value) for value in values))
-    if kind not in _KINDS or len(values) != _KINDS[kind][0]:
+    if kind not in _KINDS or len(values) != _KINDS[kind][0] or not good:
         raise ConfigError(
             field,
             text,

@@ -143,7 +143,7 @@ class Measured:
                 case StepTokens():
                     self._tokens(one)
                 case StepEnded():
-                    took = one.now - one.planned_s
+                    took = one.now - max(one.planned_s, self.end_s)  # planned ahead, it began when the last one ended
                     self._worked(took, self._free)
                     self._bound(self._resource, took)
                     self.end_s = one.now

@@ -143,6 +143,10 @@ def draw(
         raise ConfigError("begin", begin_s, "must be at least 0 seconds")
     if not 0 < length_s < float("inf"):
         raise ConfigError("length", length_s, "must be above 0 seconds")
+    if seed < 0:
+        raise ConfigError("seed", seed, "must be at least 0")
+    if limit is not None and limit < 1:
+        raise ConfigError("requests", limit, "must be at least 1")
     generator = np.random.default_rng(seed)
     moments, inputs, outputs = [], [], []
     for client in clients:

@@ -13,15 +13,17 @@ from heapq import heappop, heappush
 from octavo.errors import ConfigError
 from octavo.scheduling.request import Request
 from octavo.simulate.executors import NANOSECONDS
-from octavo.simulate.trace import TraceRequest, request_of
+from octavo.simulate.trace import MOST_NS, TraceRequest, request_of
+
+_MOST_SPEED = 1_000_000
 
 
 class OpenLoop:
     """Requests arrive when the workload says, answered or not; of a session, after the one before has ended."""
 
     def __init__(self, requests: Sequence[TraceRequest], *, speed: float = 1.0) -> None:
-        if not 0 < speed < float("inf"):
-            raise ConfigError("speed", speed, "must be above 0; 2 sends twice as fast")
+        if not 1 / _MOST_SPEED <= speed <= _MOST_SPEED:
+            raise ConfigError("speed", speed, f"must be above 0; 2 sends twice as fast; {_MOST_SPEED:,} at most")
         self._requests = requests
         self._speed = speed
         self._open = 0
@@ -76,8 +78,8 @@ class ClosedLoop:
     def __init__(self, requests: Sequence[TraceRequest], users: int, *, think_s: float = 0.0) -> None:
         if users < 1:
             raise ConfigError("users", users, "must be at least 1")
-        if not 0 <= think_s < float("inf"):
-            raise ConfigError("think_s", think_s, "must be at least 0 seconds")
+        if not 0 <= think_s <= MOST_NS / NANOSECONDS:
+            raise ConfigError("think_s", think_s, "must be at least 0 seconds, and no hundred years")
         self._requests = requests
         self._think_ns = round(think_s * NANOSECONDS)
         self._next = 0

@@ -18,7 +18,7 @@ from octavo.errors import ConfigError
 from octavo.memory.values import Int64
 from octavo.simulate.executors import NANOSECONDS
 from octavo.simulate.lengths import Fixed, Lengths
-from octavo.simulate.trace import TraceRequest
+from octavo.simulate.trace import HASH_IDS, MOST_NS, MOST_TOKENS, TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ class Arrivals:
         moments = np.cumsum(gaps)
         if self.on_s is not None:
             moments = moments + np.floor(moments / self.on_s) * self.off_s
+        if not moments[-1] <= MOST_NS / NANOSECONDS:
+            raise ConfigError("rate", self.rate, f"spreads {count} requests over more than a hundred years; give more")
         ns: Int64 = np.rint(moments * NANOSECONDS).astype(np.int64)
         return ns
 
@@ -75,6 +77,12 @@ class PrefixTree:
         for name in ("root_blocks", "depth"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must be at least 0")
+        tokens = (self.root_blocks + self.depth * self.level_blocks) * self.block_tokens
+        if tokens > MOST_TOKENS:
+            raise ConfigError("prefix", tokens, f"prompts begin alike by at most {MOST_TOKENS} tokens")
+        blocks = self.root_blocks + sum(self.fan ** (level + 1) * self.level_blocks for level in range(self.depth))
+        if blocks > HASH_IDS:
+            raise ConfigError("fan", self.fan, f"makes more than {HASH_IDS} blocks of a tree so deep; give less")
 
     def path(self, generator: np.random.Generator) -> tuple[int, ...]:
         """Hash ids of one prompt's shared start."""
@@ -105,8 +113,12 @@ class Synthetic:
     def __post_init__(self) -> None:
         if self.requests < 1:
             raise ConfigError("requests", self.requests, "must be at least 1")
-        if not 0 <= self.think_s < float("inf"):
-            raise ConfigError("think_s", self.think_s, "must be at least 0 seconds")
+        if not 0 <= self.think_s <= MOST_NS / NANOSECONDS:
+            raise ConfigError("think_s", self.think_s, "must be at least 0 seconds, and no hundred years")
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MOST_TOKENS:
+            raise ConfigError("max_tokens", self.max_tokens, f"must be from 1 to {MOST_TOKENS}")
+        if self.seed < 0:
+            raise ConfigError("seed", self.seed, "must be at least 0")
 
     def draw(self) -> tuple[TraceRequest, ...]:
         """The requests, in order of arrival; later turns of a session arrive with it and wait for their turn."""

@@ -21,6 +21,10 @@ _FIRST_SHARED = 2
 _FIRST_OF_SESSIONS = 2**29
 HASH_IDS = 2**29 - 2
 """Below this, so that no two kinds of tokens meet."""
+MOST_TOKENS = 2**24
+"""Of a prompt or an output: more than any context, and yet no prompt that memory would not hold."""
+MOST_NS = 2**62
+"""Moments and pauses are whole nanoseconds of 64 bits: a hundred years, and room to add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
