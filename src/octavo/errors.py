@@ -74,7 +74,8 @@ def shorten(value: Any, limit: int = 80) -> str:
     """`repr(value)`, cut to about `limit` characters so that a bad input cannot flood a log."""
     if isinstance(value, (str, bytes, list, tuple)) and len(value) > limit:
         kind = type(value).__name__
-        return f"{value[: limit // 2]!r}... ({kind} of length {len(value)})"
+        start = repr(value[: limit // 2])[: 4 * limit]  # what is in a list may be long as well
+        return f"{start}... ({kind} of length {len(value)})"
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print an integer of thousands of digits

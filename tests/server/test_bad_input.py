@@ -414,3 +414,10 @@ def test_keys_are_asked_for_where_requests_are_and_nowhere_else() -> None:
         right = {"Authorization": b"bearer zwei-\xc3\xbc"}
         body = {"prompt": "ab", "max_tokens": 1}
         assert server.client.post(COMPLETIONS, json=body, headers=right).status_code == 200
+
+
+@pytest.mark.parametrize("value", [["x" * 4000] * 90, ["\u00e9" * 4000] * 90, [[1] * 9000] * 90, "y" * 100_000])
+def test_what_is_wrong_is_told_in_few_words_however_long_it_is(server: Running, value: Any) -> None:
+    answer = server.post(COMPLETIONS, {"prompt": "ab", "stop": value})
+    assert "stop" in refusal(answer)["message"]
+    assert len(answer.content) < 2000
