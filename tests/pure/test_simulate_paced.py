@@ -9,13 +9,16 @@ from tests.pure.worlds import drain, endings, engine, outputs, request
 
 from octavo.cli.serve_simulated import start_simulated
 from octavo.cost.step import LinearCost
-from octavo.engine.paced import PacedExecutor, Speech
+from octavo.cost.transfer import TransferLaw
+from octavo.engine.paced import PacedExecutor, PacedMover, Speech
 from octavo.errors import ConfigError
+from octavo.memory.transfers import Order
 from octavo.policy.bundle import Policies
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Preempted, StepTokens
 from octavo.simulate.executors import SimExecutor
 from octavo.simulate.lengths import Uniform
+from octavo.simulate.links import Links, SimMover
 
 
 class Clock:
@@ -86,6 +89,24 @@ def test_an_answer_is_the_same_beside_others_and_after_giving_way() -> None:
     assert all(3 not in tokens[:-1] for tokens in alone.values())
 
 
+def test_copies_are_waited_for_by_the_clock_of_whoever_drives() -> None:
+    clock = Clock()
+    links = Links({"demote": TransferLaw(1e3, 0.5)})
+    mover = PacedMover(SimMover([100], links), clock=clock, sleep=clock.sleep)
+    mover.poll(clock.now)
+    mover.submit(Order(0, "demote", 0, (0, 1), (0, 1)))
+    waits = 0
+    while not (notices := mover.poll(clock.now)):
+        mover.wait()
+        waits += 1
+    assert clock.now == pytest.approx(0.7), "half a second, and a hundred bytes twice at a thousand a second"
+    assert waits == 35, "in moments, between which whoever drives may look at what else has come"
+    assert len(notices) == 1
+    before = clock.now
+    mover.wait()
+    assert clock.now - before == pytest.approx(0.02), "nothing is under way"
+
+
 def test_logprobs_are_there_for_whom_asked() -> None:
     core = paced(Clock())
     asked = request([5, 6], 2)
@@ -97,7 +118,8 @@ def test_logprobs_are_there_for_whom_asked() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [({}, "model=None"), ({"model": "x", "dtype": "bfloat16"}, "dtype='bfloat16'"),
-     ({"model": "x", "host_bytes": "1GB"}, "host_bytes")],
+     ({"model": "x", "host_bytes": "1GB", "reuse": "prefix", "disk_shared": True, "disk_path": "d",
+       "disk_bytes": "1GB"}, "disk_shared")],
 )  # fmt: skip
 def test_options_that_mean_nothing_without_a_model_are_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

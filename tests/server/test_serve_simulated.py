@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
+from random import Random
 
 import httpx2 as httpx
+import openai
 import pytest
 from tests.server.test_serve_command import refused, started
 from tests.torch.checkpoints import tiny_llama
@@ -36,3 +39,38 @@ def test_what_it_cannot_fake_is_refused(model: Path, capsys: pytest.CaptureFixtu
     assert "executor='x'" in refused(capsys, str(model), "--executor", "x", "--port", "0")
     assert "dtype='bfloat16'" in refused(capsys, str(model), "--executor", "sim", "--dtype", "bfloat16", "--port", "0")
     assert "device=None" in refused(capsys, str(model), "--executor", "sim", "--port", "0")
+
+
+def test_tiers_below_the_device_are_faked_as_well_and_counted(model: Path) -> None:
+    flags = ["--sim-device", "h100-sxm", "--kv-cache-memory-bytes", "64KiB", "--max-num-seqs", "4", "--reuse", "prefix",
+             "--host-bytes", "96KiB", "--disk-path", "/nowhere", "--disk-bytes", "1MiB", "--placement", "write_through",
+             "--preemption", "offload"]  # fmt: skip
+    with (
+        started(str(model), "--executor", "sim", *flags) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        assert "nothing is written to /nowhere" in server.text
+        name = client.models.list().data[0].id
+
+        def cached(seed: int) -> int:
+            draw = Random(seed)
+            prompt = [draw.randrange(3, 8) for _ in range(100)]
+            answer = client.completions.create(model=name, prompt=prompt, max_tokens=4, temperature=0)
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+        assert max(cached(seed) for seed in range(12)) < 16, "texts that share a few tokens at most"
+        assert cached(11) >= 80, "still on the device"
+        assert [cached(seed) >= 80 for seed in reversed(range(12))] == [True] * 12, "what went down comes up again"
+        told = httpx.get(f"{server.url}/metrics").text
+    counted = {
+        found[1]: float(found[2]) for found in re.finditer(r"^(octavo_\w+(?:\{.*\})?) (\S+)$", told, re.MULTILINE)
+    }
+    hits = {tier: sum(value for key, value in counted.items() if key.startswith("octavo_prefix_cache_hits_total")
+                      and f'tier="{tier}"' in key) for tier in ("device", "host", "disk")}  # fmt: skip
+    assert all(hits.values()), hits
+    moved = [value for key, value in counted.items() if key.startswith("octavo_host_offload_bytes_total")]
+    assert moved
+    assert moved[0] > 0
+    assert not Path("/nowhere").exists()

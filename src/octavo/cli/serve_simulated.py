@@ -6,6 +6,7 @@ Owns the words: engine options that mean something without a model are taken, ot
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
+    from octavo.simulate.deploy import Lower
 
 _PLANNED = {
     "max_model_len": "context",
@@ -25,7 +27,9 @@ _PLANNED = {
     "gpu_memory_utilization": "utilization",
 }
 """Options of the engine that the planner takes too, by their names there."""
-_TAKEN = {"model", "tokenizer", "allocation", "batching", "admission", "reuse", "eviction", "pipeline_depth", *_PLANNED}
+_TIERS = ("host_bytes", "placement", "disk_path", "disk_bytes", "transfer_bytes_per_second", "transfer_timeout")
+_TAKEN = {"model", "tokenizer", "allocation", "batching", "admission", "preemption", "reuse", "eviction",
+          "pipeline_depth", *_PLANNED, *_TIERS}  # fmt: skip
 
 
 def start_simulated(given: Mapping[str, Any], fake: Mapping[str, Any]) -> Engine:
@@ -48,6 +52,8 @@ def start_simulated(given: Mapping[str, Any], fake: Mapping[str, Any]) -> Engine
     replica, said = costed_replica(
         fake["cost"], config.model.model, Asked.of(device=fake["device"], tp=fake["tp"], **planned)
     )
+    bound = config.cache.transfer_bytes_per_second
+    replica = replace(replica, links=replace(replica.links, bytes_per_second=bound))
     where = config.model.tokenizer or config.model.model
     engine = simulated_engine(
         replica,
@@ -55,15 +61,33 @@ def start_simulated(given: Mapping[str, Any], fake: Mapping[str, Any]) -> Engine
             allocation=config.cache.allocation,
             batching=config.scheduler.batching,
             admission=config.scheduler.admission,
+            preemption=config.scheduler.preemption,
             reuse=config.cache.reuse,
         ),
         tokenizer_dir=_directory(where),
         lengths=None if fake["answer"] is None else lengths_named("sim_answer", fake["answer"]),
         eviction=config.cache.eviction,
         depth=config.engine.pipeline_depth,
+        lower=_lower(config),
     )
     engine.notes = (*said, *engine.notes)
+    if config.cache.disk_path is not None:
+        engine.notes += (f"nothing is written to {config.cache.disk_path}: copies to a disk take the time of one",)
     return engine
+
+
+def _lower(config: Config) -> Lower | None:
+    cache = config.cache
+    if not cache.host_bytes:
+        return None
+    from octavo.simulate.deploy import Lower
+
+    return Lower(
+        host_bytes=cache.host_bytes,
+        disk_bytes=cache.disk_bytes or 0,
+        placement=cache.placement,
+        timeout_s=cache.transfer_timeout,
+    )
 
 
 def _directory(named: str | None) -> Path | None:

@@ -1,8 +1,8 @@
 """An engine without a model, paced like one: what `octavo serve --executor sim` runs.
 
 The scheduler, the cache and everything above are the real ones. A step is told of when the cost model says that the
-device would be done; its tokens are those of the prompt over and over, which a client can read. Owns the waiting;
-what a step takes is `SimExecutor`'s.
+device would be done; its tokens are those of the prompt over and over, which a client can read. Copies between tiers
+are told of in the same way. Owns the waiting; what steps and copies take is `SimExecutor`'s and `SimMover`'s.
 
 Invariant: an answer depends on its request alone, never on its batch-mates or on time.
 """
@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from octavo.memory.transfers import Notice, Order
 from octavo.memory.values import Int32
 from octavo.scheduling.plan import NO_TOKEN, Admission, StepPlan, StepResult, TokenLogprobs
 from octavo.scheduling.request import Request
-from octavo.simulate.executors import SimExecutor
+from octavo.simulate.executors import SimExecutor, seconds
 from octavo.simulate.lengths import Lengths
+from octavo.simulate.links import SimMover
+
+_MOST_WAIT_S = 0.02
+"""For a copy, before whoever drives the core may look at what else has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +103,40 @@ class PacedExecutor:
                 said = int(tokens[i])
                 logprobs[i] = TokenLogprobs(said, 0.0, 1, ((said, 0.0),) if request.params.logprobs else ())
         return tokens, logprobs
+
+
+class PacedMover:
+    """Copies nothing: every order ends when its link would be done with it, by the clock of whoever drives the core."""
+
+    def __init__(
+        self,
+        inner: SimMover,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.inner = inner
+        self._clock = clock
+        self._sleep = sleep
+
+    def submit(self, order: Order) -> None:
+        self.inner.submit(order)
+
+    def cancel(self, number: int) -> None:
+        self.inner.cancel(number)
+
+    def forget(self, group: int, slots: Sequence[int]) -> None:
+        self.inner.forget(group, slots)
+
+    def poll(self, now: float) -> list[Notice]:
+        return self.inner.poll(now)
+
+    def wait(self) -> None:
+        """Until there is something to poll, or for a moment."""
+        due = self.inner.next_ns()
+        left = _MOST_WAIT_S if due is None else min(_MOST_WAIT_S, seconds(due) - self._clock())
+        if left > 0:
+            self._sleep(left)
+
+    def close(self) -> None:
+        self.inner.close()

@@ -47,6 +47,8 @@ class Lower:
     host_bytes: int
     disk_bytes: int = 0
     placement: str = "write_back"
+    timeout_s: float = 10.0
+    """That a sequence waits for its state, before it computes it again."""
 
     def __post_init__(self) -> None:
         if self.host_bytes < 1:
@@ -123,7 +125,10 @@ class Replica:
         slots = tuple(min(_WIDEST_DISK, share // group.block_bytes) for group in self.layout.groups)
         if lower.disk_bytes and not all(slots):
             raise ConfigError("disk", lower.disk_bytes, "holds no block of some group")
-        return Below(slabs, placement_named(lower.placement), disk_slots=slots if lower.disk_bytes else ())
+        return Below(
+            slabs, placement_named(lower.placement), disk_slots=slots if lower.disk_bytes else (),
+            timeout_s=lower.timeout_s,
+        )  # fmt: skip
 
 
 def replica_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Replica:
