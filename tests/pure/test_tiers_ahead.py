@@ -34,6 +34,18 @@ def test_a_disk_that_keeps_up_loses_nothing_of_what_goes_through_a_small_host(ho
     world.assert_right()
 
 
+def test_conversations_that_come_again_through_a_small_host_find_all_that_they_left() -> None:
+    """What had come up from the disk lay on the host as the newest, saved, while older blocks went unsaved."""
+    world = TierWorld(block_tokens=4, slabs=26, host_slabs=56, disk_slots=500, context=120, budget=256)
+    texts = [text(96, 100 + i) for i in range(16)]
+    for told in texts:
+        number = world.serve(told, 2)
+        told += [*world.tokens(number), *text(2, 5)]
+    again = [world.serve(told, 2) for told in texts]
+    assert [sum(world.cached(number).values()) for number in again] == [96] * 16
+    world.assert_right()
+
+
 def test_several_blocks_go_to_the_disk_in_one_order_and_several_orders_at_once() -> None:
     world = through(24)
     stores = [event for event in world.of(Transferred) if event.route == "store"]
@@ -144,3 +156,43 @@ def test_a_start_does_not_wait_for_room_that_copies_hold_which_are_late() -> Non
     world.hold()
     world.finish()
     world.assert_right()
+
+
+# -- who goes first ----------------------------------------------------------------------------------
+
+
+def test_a_use_on_the_device_counts_on_the_host_as_well() -> None:
+    """What is used again and again on the device was the first to go from the host, where it had been read once."""
+    world = TierWorld(slabs=16, host_slabs=12, placement="write_through")
+    for prompt in (A, text(17, 2), text(17, 3)):
+        world.serve(prompt)
+    assert ["host" in tiers for tiers in world.kept_in(A)] == [True] * 4
+    world.serve(A)
+    world.serve(text(17, 4))
+    assert ["host" in tiers for tiers in world.kept_in(A)] == [True] * 4
+    assert not any("host" in tiers for tiers in world.kept_in(text(17, 2)))
+    world.assert_right()
+
+
+def test_a_use_above_counts_on_the_disk_as_well() -> None:
+    world = TierWorld(slabs=16, host_slabs=40, placement="write_through", disk_slots=12)
+    for prompt in (A, text(17, 2), text(17, 3)):
+        world.serve(prompt)
+    assert ["disk" in tiers for tiers in world.kept_in(A)] == [True] * 4
+    world.serve(A)
+    world.serve(text(17, 4))
+    assert ["disk" in tiers for tiers in world.kept_in(A)] == [True] * 4
+    assert not any("disk" in tiers for tiers in world.kept_in(text(17, 2)))
+    world.assert_right()
+
+
+def test_of_what_was_read_from_the_disk_the_beginning_goes_last() -> None:
+    """Blocks are of no use without those before them."""
+    first = TierWorld(slabs=16, placement="write_through", disk_slots=12)
+    for seed in (1, 2, 3):
+        first.serve(text(17, seed))
+    second = TierWorld(slabs=16, placement="write_through", disk_slots=12, left=first.mover.disk)
+    assert second.cached(second.serve(A)) == {"disk": 16}
+    second.serve(text(41, 9))  # eight older ones go, and two of these
+    assert ["disk" in tiers for tiers in second.kept_in(A)] == [True, True, False, False]
+    second.assert_right()

@@ -85,7 +85,7 @@ class Saving:
             if placement.at_once:
                 sharing.filled = self._filled
             if disk is not None and host.shelf is not None:
-                host.shelf.saves = self._stores
+                host.shelf.saves, host.shelf.spares_unsaved = self._stores, True
 
     # -- what is worth it -----------------------------------------------------------------------
 

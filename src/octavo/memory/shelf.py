@@ -8,12 +8,14 @@ Owns the eviction policy's offers and, where blocks are saved to a lower tier be
 saved yet. Slots and references are the pool's, places the directory's.
 
 Invariant: a block is offered if and only if it is cached and, where blocks are of use only together with those
-before them, no block after it is kept in this tier. Pinned ones are offered when no others are.
+before them, no block after it is kept in this tier. Where nobody waits for copies to the tier below, unsaved ones go
+only when there are no others; pinned ones go when there are none of these either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -44,6 +46,10 @@ class Shelf:
         """(group, slot) of cached blocks that should be copied first, the one used longest ago first."""
         self.withheld: dict[tuple[int, int], None] = {}
         """(group, slot) of pinned blocks that may go when no other may, the one kept longest first."""
+        self.spares_unsaved = False
+        """Give up what the tier below has before what nobody else has: it is only slower to have again."""
+        self.spared: dict[tuple[int, int], None] = {}
+        """(group, slot) of unsaved blocks that may go when no saved one may, the one kept longest first."""
         self.broken_pins = 0
         """Pinned blocks given up all the same."""
 
@@ -93,6 +99,7 @@ class Shelf:
 
     def _withdraw(self, group: int, slot: int) -> None:
         self.withheld.pop((group, slot), None)
+        self.spared.pop((group, slot), None)
         self.eviction.withdraw(group, slot)
 
     def offer_again(self, node: Node) -> None:
@@ -106,10 +113,13 @@ class Shelf:
     def _offer(self, node: Node, group: int) -> None:
         if self.directory.grows[group] and node.children_in[self.tier][group]:
             return
+        slot = node.places[self.tier][group]
         if node.pins:
-            self.withheld[group, node.places[self.tier][group]] = None
+            self.withheld[group, slot] = None
+        elif self.spares_unsaved and (group, slot) in self.unsaved:
+            self.spared[group, slot] = None
         else:
-            self.eviction.offer(Evictable(group, node.places[self.tier][group], node.last_used, node.index))
+            self.eviction.offer(Evictable(group, slot, node.last_used, node.index))
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -126,7 +136,11 @@ class Shelf:
     def settle(self, node: Node, group: int) -> None:
         """A copy of it has been made, or is not to be had: until it is used again, it may go as it is."""
         node.settled |= self._bit(group)
-        self._forget_unsaved(group, node.places[self.tier][group])
+        slot = node.places[self.tier][group]
+        self._forget_unsaved(group, slot)
+        if (group, slot) in self.spared:
+            self._withdraw(group, slot)
+            self._offer(node, group)
 
     def _bit(self, group: int) -> int:
         return 1 << (self.tier * len(self.directory.groups) + group)
@@ -170,7 +184,7 @@ class Shelf:
     def _make_room_in_begun_slabs(self, counts: Sequence[int]) -> None:
         for group, per_slab in enumerate(self.pool.blocks_per_slab):
             while per_slab > 1 and counts[group] > self.pool.free_in_begun(group):
-                block = self.eviction.choose(group) or self._pinned_one(group)
+                block = self._first(group) or self._reluctantly(group)
                 if block is None:
                     break
                 if not self._saved_instead(block):
@@ -183,14 +197,27 @@ class Shelf:
         """
         wanting = [g for g, n in enumerate(counts) if n and self.pool.cached[g]]
         for groups in (wanting, range(len(counts))):
-            offered = [block for g in groups if (block := self.eviction.choose(g)) is not None]
+            offered = [block for g in groups if (block := self._first(g)) is not None]
             if offered:
                 return min(offered, key=lambda block: (block.last_used, block.group))
-        return self._pinned_one()
+        return self._reluctantly()
 
-    def _pinned_one(self, of: int | None = None) -> Evictable | None:
-        """One of the group, or of any: a pin orders who goes, it takes no room from those who run."""
-        for group, slot in self.withheld:
+    def _first(self, group: int) -> Evictable | None:
+        """Whom the policy chooses, knowing of every use: one on the device is a use of what lies here as well."""
+        block = self.eviction.choose(group)
+        while block is not None and self.tier:
+            node = self.directory.node_of(group, block.slot, self.tier)
+            if node.last_used == block.last_used:
+                break
+            self.eviction.withdraw(group, block.slot)
+            self.eviction.offer(Evictable(group, block.slot, node.last_used, node.index))
+            block = self.eviction.choose(group)
+        return block
+
+    def _reluctantly(self, of: int | None = None) -> Evictable | None:
+        """One of the group, or of any, that is not saved, else one that is pinned: a pin orders who goes, it takes no
+        room from those who run."""
+        for group, slot in chain(self.spared, self.withheld):
             if of not in (None, group):
                 continue
             node = self.directory.node_of(group, slot, self.tier)
@@ -204,6 +231,7 @@ class Shelf:
         if (block.group, block.slot) in self.withheld:
             del self.withheld[block.group, block.slot]
             self.broken_pins += 1
+        self.spared.pop((block.group, block.slot), None)
         self.eviction.gone(block)
         self._forget_unsaved(block.group, block.slot)
         self.pool.count_cached(block.group, slots, -1)
@@ -224,7 +252,7 @@ class Shelf:
         """One group, a block a slab, nothing to save: as many `evict` in turn, whose slots go back at once."""
         columns, keyed = self.pool.slots[0], self.directory.keyed_in[self.tier][0]
         gone: list[int] = []
-        while len(gone) < missing and (block := self.eviction.choose(0)) is not None:
+        while len(gone) < missing and (block := self._first(0)) is not None:
             if columns.refs[block.slot] or not keyed[block.slot]:
                 raise PolicyError(f"eviction {self.eviction.name!r} chose slot {block.slot}, which is not evictable")
             self.eviction.gone(block)
@@ -267,7 +295,7 @@ class Shelf:
         """Give up every cached block; returns how many."""
         before = self.evicted_blocks
         for group in range(len(self.pool.slots)):
-            while (block := self.eviction.choose(group) or self._pinned_one(group)) is not None:
+            while (block := self.eviction.choose(group) or self._reluctantly(group)) is not None:
                 self.evict(block)
         return self.evicted_blocks - before
 

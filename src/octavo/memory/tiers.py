@@ -116,6 +116,8 @@ class DiskTier:
         self.evicted_blocks = 0
         self._found: tuple[OrderedDict[bytes, int], ...] = tuple(OrderedDict() for _ in slots)
         """By group: what is whole on the disk, the one used longest ago first."""
+        self._seen: tuple[dict[int, int], ...] = tuple({} for _ in slots)
+        """By group and slot: the last use of its node that its place in that order stands for."""
         self._busy: dict[tuple[int, int], int] = {}
         """Copies that touch a slot."""
         self._homeless: dict[tuple[int, int], None] = {}
@@ -156,7 +158,7 @@ class DiskTier:
     def _room(self, group: int) -> int | None:
         if self._free[group]:
             return self._free[group].pop()
-        oldest = next((i for i, s in self._found[group].items() if (group, s) not in self._busy), None)
+        oldest = self._oldest(group)
         if oldest is None:
             return None
         slot = self._found[group].pop(oldest)
@@ -164,12 +166,28 @@ class DiskTier:
         self.evicted_blocks += 1
         return slot
 
+    def _oldest(self, group: int) -> bytes | None:
+        """Of those that no copy touches. What was used on another tier since it was stored is passed over once."""
+        while True:
+            oldest = next((i for i, s in self._found[group].items() if (group, s) not in self._busy), None)
+            if oldest is None or self.directory is None:
+                return oldest
+            slot = self._found[group][oldest]
+            if not self.directory.keyed_in[DISK_TIER][group][slot]:
+                return oldest
+            used = self.directory.node_of(group, slot, DISK_TIER).last_used
+            if used <= self._seen[group].get(slot, 0):
+                return oldest
+            self._seen[group][slot] = used
+            self._found[group].move_to_end(oldest)
+
     def appear(self, group: int, identities: Sequence[bytes]) -> None:
         """Another process has left these on a disk that both use: each is found in a slot of this one's own."""
         for identity in identities:
             slot = None if identity in self._found[group] else self._room(group)
             if slot is not None:
                 self._found[group][identity] = slot
+                self._seen[group][slot] = 0
 
     def hold(self, group: int, slot: int) -> None:
         """A copy touches this slot."""
@@ -190,6 +208,7 @@ class DiskTier:
         if before is not None:
             self._give(group, before)
         self._found[group][node.identity] = slot
+        self._seen[group][slot] = node.last_used
         self.adopt(node, group)
 
     def abandon(self, group: int, slot: int) -> None:
