@@ -52,6 +52,7 @@ def like_pythons(data: bytes) -> bytes:
 @pytest.mark.parametrize("digest", [constant, like_pythons])
 @pytest.mark.parametrize("laws", LAWS, ids="+".join)
 def test_predictable_collisions_never_serve_one_tenants_state_to_another(laws: tuple[str, ...], digest: Any) -> None:
+    """Keys of two tenants could be made to collide, and one was served the state of the other (faults, 4)."""
     world = World(digest=digest, laws=laws, heads=heads(laws), slabs=120)
     for turn in range(3):
         for salt, seed in itertools.product(("a", "b"), range(3)):
@@ -79,7 +80,7 @@ def test_a_root_that_collides_keeps_salts_apart() -> None:
 def test_a_guess_of_another_tenants_prompt_computes_as_much_as_any_wrong_guess(
     laws: tuple[str, ...], guessed: int
 ) -> None:
-    """Paired, since an engine that keeps nothing would pass the first half."""
+    """Paired, since an engine that keeps nothing would pass the first half (faults, 5)."""
     world = World(laws=laws, heads=heads(laws), slabs=120)
     secret = text(22, 1)
     computed(world, world.ask(secret, 2, "theirs"))
@@ -108,7 +109,7 @@ def test_nobody_waits_for_another_tenants_prefix() -> None:
 @pytest.mark.parametrize("laws", LAWS, ids="+".join)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_every_path_to_a_kept_block_honours_the_salt(laws: tuple[str, ...], depth: int) -> None:
-    """Whole blocks, a block in part, snapshots, the next turn, and what a preempted one comes back to."""
+    """Whole blocks, a block in part, snapshots, the next turn, and what a preempted one comes back to (faults, 6)."""
     world = World(laws=laws, heads=heads(laws), slabs=60, depth=depth, seqs=3)
     first = world.ask(text(18, 1), 9, "a")
     world.finish()
@@ -144,6 +145,7 @@ def test_every_path_to_a_kept_block_honours_the_salt(laws: tuple[str, ...], dept
     ],
 )
 def test_salt_and_adapter_never_run_into_each_other(one: tuple[str, str], other: tuple[str, str]) -> None:
+    """Fields that are joined without their lengths spell each other (faults, 7)."""
     space = KeySpace("a model", BLOCK)
     assert space.root(*one) != space.root(*other)
     chains = [Chain(space, *fields) for fields in (one, other)]
@@ -176,7 +178,8 @@ def test_a_block_cannot_pass_for_a_root() -> None:
 def test_a_preempted_sequence_that_hits_its_own_blocks_stays_within_its_table(
     laws: tuple[str, ...], depth: int
 ) -> None:
-    """A pool of one and a half requests, 64 with one system prompt: the look-up comes first, then the schedule."""
+    """A pool of one and a half requests, 64 with one system prompt: first looked up, then scheduled
+    (faults, 40)."""
     world = World(laws=laws, heads=heads(laws), slabs=14 * len(laws), seqs=3, budget=24, depth=depth)
     system = text(9, 77)
     for number in range(64):
@@ -197,6 +200,7 @@ def test_a_preempted_sequence_that_hits_its_own_blocks_stays_within_its_table(
 def test_a_prompt_that_is_kept_to_its_last_block_still_computes_one_position(
     laws: tuple[str, ...], length: int
 ) -> None:
+    """A prompt of whole blocks, all of them kept, left nothing to compute (faults, 41)."""
     world = World(laws=laws, heads=heads(laws))
     for _ in range(3):
         assert computed(world, world.ask(text(length), 1)) >= 1
@@ -210,7 +214,7 @@ def test_a_prompt_that_is_kept_to_its_last_block_still_computes_one_position(
 def test_with_reuse_off_nothing_is_hashed_and_a_long_run_ends_with_an_empty_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two thousand requests, many of them alike."""
+    """Two thousand requests, many of them alike (faults, 42)."""
 
     def refuse(*_: object) -> bytes:
         raise AssertionError("a key was computed")
@@ -235,7 +239,8 @@ def test_with_reuse_off_nothing_is_hashed_and_a_long_run_ends_with_an_empty_pool
 
 @pytest.mark.parametrize("laws", LAWS, ids="+".join)
 def test_a_longer_kept_entry_leaves_no_tail_for_those_who_share_its_beginning(laws: tuple[str, ...]) -> None:
-    """Two hundred requests on five topics under one system prompt: each answer is that of its own topic."""
+    """Two hundred requests on five topics under one system prompt: each answer is that of its own
+    topic (faults, 43)."""
     world = World(laws=laws, heads=heads(laws), slabs=70 * len(laws), seqs=4, budget=32)
     system = text(10, 50)
     topics = [text(25, 60 + topic) for topic in range(5)]

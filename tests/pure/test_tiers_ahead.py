@@ -36,13 +36,13 @@ def test_a_disk_that_keeps_up_loses_nothing_of_what_goes_through_a_small_host(ho
 
 def test_conversations_that_come_again_through_a_small_host_find_all_that_they_left() -> None:
     """What had come up from the disk lay on the host as the newest, saved, while older blocks went unsaved."""
-    world = TierWorld(block_tokens=4, slabs=26, host_slabs=56, disk_slots=500, context=120, budget=256)
-    texts = [text(96, 100 + i) for i in range(16)]
+    world = TierWorld(slabs=52, host_slabs=114, disk_slots=2000, context=120, budget=256, audit=False)
+    texts = [text(48, 1600 + i) for i in range(16)]
     for told in texts:
-        number = world.serve(told, 2)
-        told += [*world.tokens(number), *text(2, 5)]
-    again = [world.serve(told, 2) for told in texts]
-    assert [sum(world.cached(number).values()) for number in again] == [96] * 16
+        number = world.serve(told, 4)
+        told += [*world.tokens(number), *text(4, 5)]
+    again = [world.serve(told, 4) for told in texts]
+    assert [sum(world.cached(number).values()) for number in again] == [48] * 16
     world.assert_right()
 
 

@@ -30,7 +30,7 @@ def watched(engine: Engine) -> list[StepPlan]:
 
 @pytest.mark.parametrize("name", MIXED)
 def test_a_hit_beside_misses_reads_through_its_table_like_everybody(name: str) -> None:
-    """A hit in a batch once made a kernel read pages as if they lay in a row."""
+    """A hit in a batch once made a kernel read pages as if they lay in a row (faults, 44)."""
     made = bench(name)
     kept = words(17, 1)
     batch = [words(5, 2), kept + words(2, 3), words(8, 4), words(3, 5)]
@@ -48,7 +48,8 @@ def test_a_hit_beside_misses_reads_through_its_table_like_everybody(name: str) -
 
 @pytest.mark.parametrize("name", MIXED)
 def test_a_long_new_prompt_beside_a_continuation_of_the_same_length_keeps_both_right(name: str) -> None:
-    """Where the longest chunk is as long as the longest sequence, a fast path once forgot that another has a past."""
+    """Where the longest chunk is as long as the longest sequence, a fast path once forgot that another has a past
+    (faults, 45)."""
     made = bench(name)
     kept = words(12, 1)
     new, goes_on = words(16, 2), kept + words(4, 3)
@@ -66,7 +67,8 @@ def test_a_long_new_prompt_beside_a_continuation_of_the_same_length_keeps_both_r
 
 @pytest.mark.parametrize("name", ["llama", "gemma3n_text", "gemma3_text"])
 def test_answers_stay_with_their_topics_where_longer_texts_are_kept(name: str) -> None:
-    """Cut to a shared beginning, a longer entry once left its tail to layers that borrow keys and values."""
+    """Cut to a shared beginning, a longer entry once left its tail to layers that borrow keys and values
+    (faults, 43)."""
     made = bench(name)
     system = words(9, 50)
     topics = [words(24, 60 + topic) for topic in range(5)]
