@@ -235,8 +235,8 @@ def _difference(made: FusedLayer, seen: LayerSeen, watched: Watched, backend: Na
 def _forward(number: int) -> Any:
     """The forward of a fused layer: what runs it comes with the cache."""
 
-    def forward(hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        run = next((value.layers for value in kwargs.values() if isinstance(value, PagedCache)), None)
+    def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        run = next((value.layers for value in (*args, *kwargs.values()) if isinstance(value, PagedCache)), None)
         if not isinstance(run, FusedRun):
             raise ModelError("model", "layers", "are fused for octavo's cache; load it again to run it otherwise")
         return run.layer(number, hidden_states, kwargs.get("position_embeddings"))

@@ -41,6 +41,8 @@ class Wiring:
     rope: Rope
     rotary: int
     """Leading elements of a head that are turned."""
+    scale: float = 1.0
+    """What queries are multiplied by before they attend."""
 
 
 def candidates(parts: LayerParts, dim: int, entries: int) -> Iterator[Wiring]:
@@ -56,9 +58,12 @@ def candidates(parts: LayerParts, dim: int, entries: int) -> Iterator[Wiring]:
         (Rope.PAIRS_PACKED, 2 * entries),
     ]
     possible = [(rope, rotary) for rope, rotary in ropes if 0 < rotary <= dim and rotary % 2 == 0]
-    for rope, rotary in (*possible, (Rope.NONE, 0)):
-        for name in _ORDERS.get(parts.order, ()):
-            yield Wiring(name, rope, rotary)
+    told = getattr(parts.attention.module, "scaling", None)
+    scales = (1.0, told) if isinstance(told, float) and told != 1.0 else (1.0,)
+    for scale in scales:
+        for rope, rotary in (*possible, (Rope.NONE, 0)):
+            for name in _ORDERS.get(parts.order, ()):
+                yield Wiring(name, rope, rotary, scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,7 +170,7 @@ class FusedLayer:
             rounds=self.wiring.rope is Rope.HALVES,
         )
         sinks = None if self.rule.sinks is None else self.rule.sinks.detach().to(torch.float32).contiguous()
-        made.attend(pages, heads, self.rule.scale, self.rule.softcap or 0.0, sinks, of_step)
+        made.attend(pages, heads, self.rule.scale * self.wiring.scale, self.rule.softcap or 0.0, sinks, of_step)
         if self.wiring.name == "parallel":
             self._side_by_side(made)
         else:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from octavo.kernels.layer import Act, NormWeights
 
 _EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 _ATTENTION = ("self_attn", "attention", "attn")
-_OUTPUT = ("o_proj", "dense", "out_proj")
+_OUTPUT = ("o_proj", "dense", "out_proj", "c_proj")
 _HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
 _PLAIN_MLP = (
     ("fc1", "fc2"),
@@ -28,6 +29,7 @@ _PLAIN_MLP = (
     ("dense_h_to_4h", "dense_4h_to_h"),
     ("up_proj", "down_proj"),
 )
+_OF_THE_LAYER = ("fc1", "activation_fn", "fc2")
 _ACTIVATION = ("act_fn", "activation_fn", "act", "activation")
 _ACTS: dict[Act, Callable[[torch.Tensor], torch.Tensor]] = {
     Act.SILU: functional.silu,
@@ -46,17 +48,17 @@ class NotRecognised(Exception):
 class Matrix:
     """Rows of one or several linear modules that are to be one matrix. Once packed, the modules are let go of."""
 
-    modules: tuple[nn.Linear, ...]
+    modules: tuple[nn.Linear | Conv1D, ...]
     order: torch.Tensor | None = None
     """Of its one module: the rows in the order in which they are wanted."""
 
     @property
     def outputs(self) -> int:
-        return sum(module.out_features for module in self.modules)
+        return sum(int(_weight(module).shape[0]) for module in self.modules)
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        return [self._ordered(module.weight) for module in self.modules]
+        return [self._ordered(_weight(module)) for module in self.modules]
 
     @property
     def biases(self) -> list[torch.Tensor | None]:
@@ -120,24 +122,35 @@ def read_layer(layer: nn.Module, called: Sequence[str], heads: tuple[int, int, i
         elif (norm := read_norm(child, hidden)) is not None:
             order += "N"
             norms.append(norm)
+        elif name in _OF_THE_LAYER:  # an MLP without a module of its own
+            order += "" if inner is layer else "M"
+            inner = layer
         else:
             order += "M"
             inner = child
     if order.count("A") != 1 or order.count("M") != 1 or inner is None:
         raise NotRecognised(f"its parts are called as {order or 'none'}")
+    mlp = _read_mlp(inner)
+    if mlp is None and inner is layer:
+        raise NotRecognised("its MLP has no module of its own and is not understood")
     return LayerParts(
         order,
         tuple(norms),
         _read_attention(attention, heads),
-        _read_mlp(inner),
+        mlp,
         inner,
         float(getattr(layer, "residual_multiplier", 1.0)),
     )
 
 
-def _require_plain(module: Any, name: str) -> nn.Linear:
+def _weight(module: nn.Linear | Conv1D) -> torch.Tensor:
+    """[outputs, inputs]; a Conv1D keeps it the other way round."""
+    return module.weight if isinstance(module, nn.Linear) else module.weight.t()
+
+
+def _require_plain(module: Any, name: str) -> nn.Linear | Conv1D:
     linear = getattr(module, name, None)
-    if type(linear) is not nn.Linear or type(linear.weight) is not nn.Parameter:
+    if type(linear) not in (nn.Linear, Conv1D) or type(linear.weight) is not nn.Parameter:
         raise NotRecognised(f"{name} is no plain linear layer")
     if linear.weight.device.type != "cpu" or linear.weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise NotRecognised(f"{name} is {linear.weight.dtype} on {linear.weight.device}")
@@ -146,7 +159,7 @@ def _require_plain(module: Any, name: str) -> nn.Linear:
     return linear
 
 
-def _matrix(*modules: nn.Linear) -> Matrix:
+def _matrix(*modules: nn.Linear | Conv1D) -> Matrix:
     return Matrix(modules)
 
 
@@ -159,6 +172,8 @@ def _read_attention(module: nn.Module, heads: tuple[int, int, int]) -> Attention
         qkv = _matrix(*(_require_plain(module, name) for name in ("q_proj", "k_proj", "v_proj")))
     elif hasattr(module, "qkv_proj"):
         qkv = _matrix(_require_plain(module, "qkv_proj"))
+    elif hasattr(module, "c_attn"):
+        qkv = _matrix(_require_plain(module, "c_attn"))
     elif hasattr(module, "query_key_value"):
         qkv = _by_kind(_require_plain(module, "query_key_value"), q_heads, kv_heads, dim)
     else:
@@ -173,11 +188,12 @@ def _read_attention(module: nn.Module, heads: tuple[int, int, int]) -> Attention
     return AttentionParts(module, qkv, _matrix(_require_plain(module, output)), norms[0], norms[1])
 
 
-def _by_kind(linear: nn.Linear, q_heads: int, kv_heads: int, dim: int) -> Matrix:
+def _by_kind(linear: nn.Linear | Conv1D, q_heads: int, kv_heads: int, dim: int) -> Matrix:
     """A matrix that gives query, key and value head by head, as one that gives all queries first."""
-    if q_heads != kv_heads or linear.out_features != 3 * q_heads * dim:
+    outputs = Matrix((linear,)).outputs
+    if q_heads != kv_heads or outputs != 3 * q_heads * dim:
         raise NotRecognised("its joined projection has heads in an order that is not known")
-    order = torch.arange(linear.out_features).view(q_heads, 3, dim).transpose(0, 1).reshape(-1)
+    order = torch.arange(outputs).view(q_heads, 3, dim).transpose(0, 1).reshape(-1)
     return Matrix((linear,), order)
 
 

@@ -85,7 +85,7 @@ class LayerPrograms:
         whole.tell(token_ids, keep)
         run = self.begin(steps, token_ids.shape[1])
         run.turn_all(whole, positions)
-        rows = run.through(whole.embed(token_ids), keep)
+        rows = run.through(whole.embed(token_ids, positions), keep)
         normed = torch.empty_like(rows)
         number = NUMBERS[rows.dtype]
         self.kernels.residual(

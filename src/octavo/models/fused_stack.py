@@ -21,7 +21,9 @@ from octavo.kernels.layer import NormWeights
 from octavo.models.fused_parts import NotRecognised, read_norm
 from octavo.models.fused_watch import RotaryCall, Watched
 
-_LAST_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "final_norm")
+_LAST_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "final_norm", "layer_norm")
+_OFFSETS = (0, 2)
+"""Rows before that of position 0 in a table of positions."""
 FIRST_POSITIONS = 2048
 """Rows of a table when it is first made."""
 
@@ -58,14 +60,21 @@ class Stack:
     norm: NormWeights
     logit_scale: float
     logit_cap: float
+    places: tuple[nn.Embedding, int] | None = None
+    """What is added by position, and its row of position 0."""
 
     def tell(self, token_ids: torch.Tensor, keep: torch.Tensor) -> None:
         """Whoever listens for the model's forward hears that one begins."""
         _tell(self.model, {"input_ids": token_ids, "logits_to_keep": keep})
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = self.model.get_input_embeddings()(token_ids)
-        return rows if self.embedding_scale == 1.0 else rows * torch.tensor(self.embedding_scale, dtype=rows.dtype)
+        if self.embedding_scale != 1.0:
+            rows = rows * torch.tensor(self.embedding_scale, dtype=rows.dtype)
+        if self.places is None:
+            return rows
+        module, first = self.places
+        return rows + nn.functional.embedding(positions + first, module.weight)
 
     def head(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocabulary] in float32, in the memory of `out` where the head is packed."""
@@ -109,14 +118,37 @@ def read_stack(model: PreTrainedModel, watched: Watched, numbers: dict[int, torc
     with torch.inference_mode():
         given = watched.layers[0].inputs[0][0]
         rows = model.get_input_embeddings()(watched.token_ids[0])[0]
+        places = _places(model, watched.positions[0][0], given, rows)
+        if places is not None:
+            given = given - nn.functional.embedding(watched.positions[0][0] + places[1], places[0].weight)
         embedding_scale = 1.0 if torch.equal(rows, given) else _ratio(given, rows)
+        if places is not None and abs(embedding_scale - 1.0) < 1e-2:  # sums with positions are rounded
+            embedding_scale = 1.0
         raw = head(module(watched.layers[-1].outputs[0][0])).float()
     right = watched.logits[0].float()
     cap = float(getattr(model.config.get_text_config(), "final_logit_softcapping", None) or 0.0)
     scale = 1.0
     if not cap and not torch.allclose(raw, right, rtol=1e-5, atol=1e-6):
         scale = _ratio(right, raw)
-    return Stack(model, tables, embedding_scale, norm, scale, cap)
+    return Stack(model, tables, embedding_scale, norm, scale, cap, places)
+
+
+def _places(
+    model: PreTrainedModel, positions: torch.Tensor, given: torch.Tensor, rows: torch.Tensor
+) -> tuple[nn.Embedding, int] | None:
+    """The table whose rows are added to the embedding's, where nothing else is; and its row of position 0."""
+    own = model.get_input_embeddings()
+    for module in model.modules():
+        if not isinstance(module, nn.Embedding) or module is own or module.embedding_dim != given.shape[-1]:
+            continue
+        for first in _OFFSETS:
+            if int(positions.max()) + first >= module.num_embeddings:
+                continue
+            left = given - nn.functional.embedding(positions + first, module.weight)
+            apart = left - rows * _ratio(left, rows)
+            if float(apart.abs().max()) <= 2e-2 * float(given.abs().max()):
+                return module, first
+    return None
 
 
 def _norm_of(module: Any) -> nn.Module | None:

@@ -51,7 +51,7 @@ class LayerSeen:
     rules: list[AttentionRule] = field(default_factory=list)
     q_shape: tuple[int, ...] = ()
     plain: bool = True
-    """Whether it was called with one positional argument, and gave back one tensor like it."""
+    """Whether it was called with rows, and gave back one tensor like them."""
 
     def tables(self, step: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The cosines and sines that it was given."""
@@ -223,7 +223,7 @@ def _listen(seen: LayerSeen, recorder: _Recorder) -> list[Any]:
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder.current = seen
         given = args[0] if args else kwargs.get("hidden_states")
-        seen.plain = seen.plain and len(args) <= 1 and isinstance(given, torch.Tensor)
+        seen.plain = seen.plain and isinstance(given, torch.Tensor)
         if isinstance(given, torch.Tensor):
             seen.inputs.append(given.clone())
         seen.keywords.append({name: value for name, value in kwargs.items() if name != "hidden_states"})
