@@ -11,6 +11,7 @@ import torch
 from checkpoints import tiny_llama
 
 from octavo import LLM
+from octavo.engine.start import SPINS, spin_briefly
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import load_native
 from octavo.runtime import cpu_threads
@@ -54,6 +55,29 @@ def test_threads_of_an_engine_elsewhere_are_refused_by_name():
         settle_threads(2, False, torch.device("meta"))
     with pytest.raises(ConfigError, match="pin=True"):
         settle_threads(None, True, torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("set_already", "loaded", "found"),
+    [
+        ({}, False, SPINS),
+        ({}, True, None),
+        ({"GOMP_SPINCOUNT": "7"}, False, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, False, None),
+    ],
+)
+def test_idle_threads_are_told_to_sleep_soon_before_torch_unless_the_user_has_said(
+    set_already, loaded, found, monkeypatch
+):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # restored afterwards, whatever the call sets
+        monkeypatch.delenv(name)
+    for name, value in set_already.items():
+        monkeypatch.setenv(name, value)
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "torch")
+    spin_briefly()
+    assert os.environ.get("GOMP_SPINCOUNT") == found
 
 
 @pinnable

@@ -2,13 +2,16 @@
 
 Importing torch and Transformers and loading a model make a million objects that all stay: the collector of
 cycles would look at them over and over and find nothing, a sixth of the time. It rests meanwhile. While
-Python imports, another thread checks that the default model's files are whole. Knows no model.
+Python imports, another thread checks that the default model's files are whole. How long idle threads spin is
+said before torch comes, since that is when its runtime asks. Knows no model.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from octavo.engine.engine import Engine
     from octavo.server.host import Host
 
+SPINS = "20000"
+"""Half a millisecond or so: longer than the Python between two calls of a step, far shorter than a slice of a core."""
 Progress = Callable[[str, float], None]
 
 
@@ -31,11 +36,21 @@ def start_engine(config: Config, progress: Progress | None = None, host: Host | 
     """
     with collector_resting(), ThreadPoolExecutor(1, "octavo-check") as beside:
         checked = beside.submit(is_cached) if config.model.model is None else None
+        spin_briefly()
         from octavo.engine.build import build_engine
 
         whole = None if checked is None else checked.result
         build = functools.partial(build_engine, config, progress, whole)
         return build() if host is None else host.call(build)
+
+
+def spin_briefly() -> None:
+    """Let idle threads of GCC's OpenMP runtime sleep soon, where neither the user nor an imported torch has decided.
+
+    By default they spin for milliseconds, on a machine with other work in the time of those who compute.
+    """
+    if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = SPINS
 
 
 @contextmanager
