@@ -10,6 +10,7 @@ every address that is handed on is that of a whole block, in memory which the ba
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -104,6 +105,7 @@ class Batch:
         return self.addresses[indices], self.block_bytes, joined, heading, states
 
 
+@functools.cache
 def extension() -> Any | None:
     """The native module, if it was built and copies blocks; one of an older build does not. Copies need no torch."""
     try:

@@ -56,7 +56,6 @@ class DiskFolder:
         need = HEADER_BYTES + max(1, block_bytes)
         self.slots = slots_of(capacity_bytes, capacity_bytes // need, block_bytes, need)
         self._calls = syscalls or RealSyscalls()
-        self._native = self._calls.whole_batches(block_bytes)
         self._heading = heading(identity, block_bytes)
         self._prefix = f"{identity.fingerprint.hex()[:16]}-{identity.layout.hex()[:16]}-"
         self._turn = threading.Lock()  # one batch of reads or writes at a time
@@ -148,9 +147,10 @@ class DiskFolder:
     def _read_all(self, batch: Batch) -> list[int]:
         """What is left to do."""
         everything = np.arange(len(batch))
-        if self._native is None or self._closed:
+        native = self._calls.whole_batches(self.block_bytes)
+        if native is None or self._closed:
             return everything.tolist()
-        native, fresh_since = self._native, int(time.time() - TOUCH_SECONDS)
+        fresh_since = int(time.time() - TOUCH_SECONDS)
         states, begun = np.full(len(batch), FAILED, np.uint8), np.zeros(1, np.int64)
         arguments = batch.arguments(everything, self._heading, states)
 
@@ -180,9 +180,10 @@ class DiskFolder:
     def _fill(self, batch: Batch, indices: Int64, made: list[tuple[str, int]]) -> list[Reason | None]:
         """Put each block into its file, which then has its name or is gone."""
         states = np.full(len(indices), FAILED, np.uint8)
-        if self._native is not None and made:
+        native = self._calls.whole_batches(self.block_bytes)
+        if native is not None and made:
             descriptors = np.array([descriptor for _, descriptor in made], np.int64)
-            self._native.write_files(descriptors, *batch.arguments(indices, self._heading, states))
+            native.write_files(descriptors, *batch.arguments(indices, self._heading, states))
         reasons: list[Reason | None] = []
         for index, state, (part, descriptor) in zip(indices.tolist(), states.tolist(), made, strict=True):
             placed = batch[index]

@@ -77,7 +77,6 @@ class DiskSlots:
         need = self.places.file_bytes(1)
         self.slots = slots_of(capacity_bytes, self.places.slots_in(capacity_bytes), block_bytes, need)
         self._calls = syscalls or RealSyscalls()
-        self._native = self._calls.whole_batches(block_bytes)
         self._heading = heading(identity, block_bytes)
         self._turn = threading.Lock()  # one read or write of the file at a time
         self._known = Known()
@@ -161,16 +160,16 @@ class DiskSlots:
     def _write_all(self, batch: Batch, order: Int64) -> Int64:
         slots = batch.slots[order]
         twice = bool((slots[1:] == slots[:-1]).any())  # the later one would come first, if only it were left
-        if self._native is None or self._descriptor < 0 or twice:
+        native = self._calls.whole_batches(self.block_bytes)
+        if native is None or self._descriptor < 0 or twice:
             return order
         age = self._age + 1
         self._age += len(order)
-        return self._together(self._native.write_slots, batch, order, age)
+        return self._together(native.write_slots, batch, order, age)
 
     def _read_all(self, batch: Batch, order: Int64) -> Int64:
-        if self._native is None or not len(order):
-            return order
-        return self._together(self._native.read_slots, batch, order)
+        native = self._calls.whole_batches(self.block_bytes)
+        return order if native is None or not len(order) else self._together(native.read_slots, batch, order)
 
     def _together(self, act: Callable[..., None], batch: Batch, order: Int64, *more: int) -> Int64:
         """By two threads where it is worth it: while one waits for memory, or for the other's turn at the file, the
