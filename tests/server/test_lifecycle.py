@@ -82,7 +82,8 @@ def test_many_clients_that_leave_at_any_moment_lose_no_block() -> None:
             thread.join()
         server.until(lambda: len(server.lines) == 60, "the server has noticed everybody's leave")
         server.until_empty()
-        assert server.service.room.requests == server.service.room.tokens == 0
+        # What the engine has ended is counted in the event loop a moment later.
+        server.until(lambda: server.service.room.requests == server.service.room.tokens == 0, "nobody waits")
         assert server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 4}).json()["choices"][0]["text"] == "abca"
         assert server.service.lifecycle.in_progress == 0
 

@@ -108,7 +108,7 @@ class Generation:
             if self.left:
                 raise ClientLeft
             deltas = [
-                replace(delta, index=i * self.asked.params.n + delta.index)
+                replace(delta, index=i * self.asked.params.n + delta.index) if i else delta
                 for i, opened in sorted(self._opened.items())
                 for delta in opened.take()
             ]

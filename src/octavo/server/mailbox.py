@@ -9,7 +9,7 @@ the last of them alone has a `finish_reason`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.engine.outputs import Delta
@@ -44,8 +44,10 @@ class Mailbox:
         return self._ended >= self.choices
 
 
-def merge(deltas: Iterable[Delta]) -> list[Delta]:
+def merge(deltas: Sequence[Delta]) -> list[Delta]:
     """One delta for each choice, in the order in which choices first appear."""
+    if len(deltas) == 1:
+        return list(deltas)
     by_choice: dict[int, list[Delta]] = {}
     for delta in deltas:
         by_choice.setdefault(delta.index, []).append(delta)

@@ -8,8 +8,9 @@ reads nothing for `send_timeout_s` counts as gone.
 from __future__ import annotations
 
 import asyncio
+import functools
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,5 +77,33 @@ class EventStream(Response):
             yield _event(internal_error().body())
 
     async def _within(self, sending: Awaitable[None]) -> None:
+        """Send, for at most `send_timeout_s`. A clock is set only for a client that has to be waited for: few are."""
+        steps = sending.__await__()
+        try:
+            waits_for = next(steps)
+        except StopIteration:
+            return
         async with asyncio.timeout(self._send_timeout_s):
-            await sending
+            await _Rest(waits_for, steps)
+
+
+class _Rest:
+    """What is left of an awaitable that has begun to wait."""
+
+    def __init__(self, waits_for: Any, steps: Generator[Any, Any, None]) -> None:
+        self._waits_for = waits_for
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - a cancellation belongs to whoever waits inside
+                step = functools.partial(self._steps.throw, error)
+            else:
+                step = functools.partial(self._steps.send, sent)
+            try:
+                waits_for = step()
+            except StopIteration:
+                return
