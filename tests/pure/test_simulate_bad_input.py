@@ -165,7 +165,8 @@ def test_made_requests_refuse_what_cannot_be_made() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--trace TRACE --rate 5", "rate=5.0: makes requests, and a trace has its own"),
+        ("--trace TRACE --rate 5", "rate=5.0: makes arrivals, and a trace has its own"),
+        ("--trace POOL --rate 5", "rate=5.0: makes arrivals"),
         ("--trace TRACE --max-tokens 5", "max_tokens=5: makes requests"),
         ("--trace TRACE --for 5", "for_s=5.0: is for a pool"),
         ("--trace TRACE --on-bad maybe", "use refuse or skip"),
@@ -173,6 +174,7 @@ def test_made_requests_refuse_what_cannot_be_made() -> None:
         ("--trace TRACE --speed 0", "speed=0.0"),
         ("--trace /nowhere", "cannot be read"),
         ("--rate 0", "rate=0.0: must be above 0"),
+        ("--seed -1", "seed=-1: must be at least 0"),
         ("--sort", "sort=True: is for the lines of a trace"),
         ("--off 5", "off_s=5.0: is what comes after a burst"),
         ("--users 0", "users=0: must be at least 1"),
@@ -190,9 +192,23 @@ def test_an_option_that_means_nothing_here_is_refused_by_name(
 ) -> None:
     path = tmp_path / "trace"
     path.write_text(GOOD)
-    given = [str(path) if one == "TRACE" else one for one in flags.split()]
+    given = [{"TRACE": str(path), "POOL": str(tmp_path)}.get(one, one) for one in flags.split()]
     assert octavo(["simulate", *([] if "--story" in given else BY_HAND), *given]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_lengths_without_arrivals_take_those_that_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + "30,5\n" * 40)
+    flags = ["--trace", str(path), "--kv-cache-memory-bytes", "64MiB", "--no-intervals", "--json"]
+    spans = []
+    for more in (["--rate", "4"], [], ["--users", "2"]):
+        assert octavo(["simulate", *BY_HAND, *flags, *more]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["requests"]["ended"] == {"length": 40}
+        assert any("all come at once" in line for line in told["about"]) == (more == [])
+        spans.append(told["span_s"])
+    assert spans[0] > 5 > 2 * spans[1]
 
 
 def test_impossible_requests_are_counted_as_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

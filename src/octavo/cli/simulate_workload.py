@@ -9,13 +9,17 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from octavo.errors import ConfigError
 from octavo.simulate.drive import Source
 from octavo.simulate.formats import read_trace
+from octavo.simulate.inference_perf import is_definition, read_definition
 from octavo.simulate.lengths import NAMED, lengths_named
 from octavo.simulate.sources import ClosedLoop, OpenLoop
 from octavo.simulate.synthetic import Arrivals, PrefixTree, Synthetic
@@ -25,17 +29,21 @@ _POOLS = (".tar", ".tar.zst", ".tar.gz", ".tgz")
 _MOST_FILE = 2**28
 
 
-_MAKING = ("rate", "variation", "on_s", "off_s", "lengths", "input_tokens", "output_tokens", "max_tokens", "turns",
+_OWN_ARRIVALS = "makes arrivals, and a trace has its own: leave it out"
+_ARRIVING = ("rate", "variation", "on_s", "off_s")
+_MAKING = ("lengths", "input_tokens", "output_tokens", "max_tokens", "turns",
            "shared_prefix", "prefix_tree")  # fmt: skip
 
 
 def workload(given: dict[str, Any], asked: AbstractSet[str]) -> tuple[Callable[[], Source], list[str]]:
     """A maker of sources, and what is to be said of the workload. `asked` are the options that are not as usual."""
     _require_used(given, asked)
+    if given["seed"] < 0:
+        raise ConfigError("seed", given["seed"], "must be at least 0")
     if given["users"] is not None and given["turns"] is not None:
         raise ConfigError("users", given["users"], "send one request after the other; --turns makes sessions: give one")
     if given["trace"] is not None:
-        requests, notes = _from_trace(given)
+        requests, notes = _from_trace(given, asked)
     else:
         requests, notes = _synthetic(given)
 
@@ -51,17 +59,18 @@ def workload(given: dict[str, Any], asked: AbstractSet[str]) -> tuple[Callable[[
 def _require_used(given: dict[str, Any], asked: AbstractSet[str]) -> None:
     """Nothing that was asked for is dropped without a word. Raises `ConfigError`."""
     trace, pool = given["trace"] is not None, given["trace"] is not None and _is_pool(given["trace"])
-    read = trace and not pool
+    defined = trace and not pool and is_definition(given["trace"])
+    read = trace and not pool and not defined
     users, made = given["users"] is not None, not trace
     for fits, why, *names in (
         (made, "makes requests, and a trace has its own: leave it out", *_MAKING),
+        (not pool, _OWN_ARRIVALS, *_ARRIVING),
         (pool, "is for a pool of clients of ServeGen; give one by --trace", "from_s", "for_s"),
         (read, "is for the lines of a trace; give one by --trace", "on_bad", "sort"),
         (not users, "cannot speed up users, who wait for their answers; leave it out", "speed"),
         (users or given["turns"] is not None, "is for users or turns; give --users or --turns", "think"),
         (given["on_s"] is not None, "is what comes after a burst; give --on as well", "off_s"),
-        (not (users and made), "has no meaning for users, who send when they are answered; leave it out", "rate",
-         "variation", "on_s", "off_s"),
+        (not users, "has no meaning for users, who send when they are answered; leave it out", *_ARRIVING),
         (given["lengths"] is None, "cannot be given beside --lengths", "input_tokens", "output_tokens"),
     ):  # fmt: skip
         for name in names:
@@ -73,16 +82,47 @@ def _is_pool(trace: str) -> bool:
     return trace.endswith(_POOLS) or Path(trace).is_dir()
 
 
-def _from_trace(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]]:
+def _from_trace(given: dict[str, Any], asked: AbstractSet[str]) -> tuple[Sequence[TraceRequest], list[str]]:
     if _is_pool(given["trace"]):
         return _from_pool(given)
+    if is_definition(given["trace"]):
+        return _from_definition(given)
     read = read_trace(given["trace"], on_bad=given["on_bad"], sort=given["sort"], limit=given["requests"])
     notes = [f"workload: {len(read.requests):,} requests of {read.source} ({read.format})"]
-    if not read.has_arrivals:
-        notes.append("the trace has no arrivals: all requests come at once; --users makes a closed loop of them")
+    requests = read.requests
+    if read.has_arrivals:
+        for name in sorted(asked.intersection(_ARRIVING)):
+            raise ConfigError(name, given[name], _OWN_ARRIVALS)
+    elif asked.isdisjoint(_ARRIVING):
+        if given["users"] is None:
+            notes.append("the trace has no arrivals: all come at once; --rate makes some, --users a closed loop")
+    else:
+        moments = _arrivals(given).draw_ns(np.random.default_rng(given["seed"]), len(requests)).tolist()
+        requests = tuple(replace(entry, arrival_ns=at) for entry, at in zip(requests, moments, strict=True))
     if read.skipped_lines:
         notes.append(f"skipped {read.skipped_lines:,} lines: {'; '.join(read.skipped)}")
-    return read.requests, notes
+    return requests, notes
+
+
+def _arrivals(given: dict[str, Any]) -> Arrivals:
+    return Arrivals(rate=given["rate"], variation=given["variation"], on_s=given["on_s"], off_s=given["off_s"])
+
+
+def _from_definition(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]]:
+    definition = read_definition(given["trace"])
+    requests = 1000 if given["requests"] is None else given["requests"]
+    made = definition.draw(requests, _arrivals(given), given["seed"])
+    if given["users"] is not None and any(entry.session is not None for entry in made):
+        raise ConfigError(
+            "users", given["users"], f"send one request after the other; {definition.source} has sessions"
+        )
+    notes = [
+        f"workload: {len(made):,} requests as {definition.source} defines them (inference-perf), seed {given['seed']}"
+    ]
+    if definition.objectives:
+        asked = ", ".join(f"{name} {most:g}" for name, most in definition.objectives.items())
+        notes.append(f"its objectives, which are not applied: {asked}")
+    return made, notes
 
 
 def _synthetic(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]]:
@@ -99,7 +139,7 @@ def _synthetic(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]
     )
     made = Synthetic(
         requests=1000 if given["requests"] is None else given["requests"],
-        arrivals=Arrivals(rate=given["rate"], variation=given["variation"], on_s=given["on_s"], off_s=given["off_s"]),
+        arrivals=_arrivals(given),
         input_tokens=inputs,
         output_tokens=outputs,
         max_tokens=given["max_tokens"],

@@ -68,11 +68,27 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True)
+class Several:
+    """What a prompt of text, images, sounds and films is long, all together: each so many times."""
+
+    parts: tuple[tuple[Shares | None, Shares], ...]
+    """How many (None: one), and tokens of each."""
+
+    def draw(self, generator: np.random.Generator, count: int) -> Int64:
+        total = np.zeros(count, dtype=np.int64)
+        for times, tokens in self.parts:
+            drawn = tokens.draw(generator, count)
+            total += drawn if times is None else drawn * times.draw(generator, count)
+        whole: Int64 = np.maximum(total, 1)
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Lengths of what a client sends from `begin_s` on."""
 
     begin_s: float
-    inputs: Shares
+    inputs: Shares | Several
     outputs: Shares
 
 
@@ -197,21 +213,36 @@ def _spans(data: bytes, where: str) -> tuple[Span, ...]:
         raise ConfigError("trace", where, "its data set is no JSON object of times") from None
     spans = []
     for begin, span in begins:
-        shares = [_shares(span.get(name) if isinstance(span, dict) else None) for name in _LENGTHS]
-        if shares[0] is not None and shares[1] is not None:
-            spans.append(Span(begin, shares[0], shares[1]))
+        if not isinstance(span, dict):
+            continue
+        inputs, outputs = _inputs(span), _shares(span.get("output_tokens"))
+        if inputs is not None and outputs is not None:
+            spans.append(Span(begin, inputs, outputs))
     return tuple(spans)
 
 
-_LENGTHS = ("input_tokens", "output_tokens")
+_KINDS = ("image", "audio", "video")
 
 
-def _shares(text: Any) -> Shares | None:
+def _inputs(span: Mapping[str, Any]) -> Shares | Several | None:
+    """Of a pool of text alone its input tokens; else those of all kinds together. None where nothing was sent."""
+    if "text_tokens" not in span:
+        return _shares(span.get("input_tokens"))
+    text = _shares(span["text_tokens"])
+    parts: list[tuple[Shares | None, Shares]] = [] if text is None else [(None, text)]
+    for kind in _KINDS:
+        tokens, times = _shares(span.get(f"{kind}_tokens")), _shares(span.get(f"{kind}_count"), least=0)
+        if tokens is not None and times is not None:
+            parts.append((times, tokens))
+    return Several(tuple(parts)) if parts else None
+
+
+def _shares(text: Any, least: int = 1) -> Shares | None:
     """`{50: 0.04, 51: 0.08}`; None where nothing was sent."""
     found = sorted(
         (int(length), float(share)) for length, share in _SHARE.findall(text if isinstance(text, str) else "")
     )
-    kept = [(length, share) for length, share in found if length >= 1 and share > 0]
+    kept = [(length, share) for length, share in found if length >= least and share > 0]
     if not kept:
         return None
     lengths, shares = (np.array(column) for column in zip(*kept, strict=True))
