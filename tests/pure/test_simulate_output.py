@@ -253,7 +253,14 @@ def test_the_command_writes_a_page_and_a_trace(tmp_path: Path, capsys: pytest.Ca
     assert octavo(["simulate", *BY_HAND, *flags, "--html", str(html), "--chrome-trace", str(trace)]) == 0
     assert len(svgs(html.read_text())) == 5
     assert json.loads(trace.read_text())["traceEvents"]
+    for factor, source in (("weight_bandwidth", "kernel timings of vLLM 0.19"), ("exchange_s", "assumed: latency")):
+        assert factor in html.read_text()
+        assert source in html.read_text()
     assert "submitted" in capsys.readouterr().out
+    assert octavo(["simulate", *BY_HAND, *flags, "--json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert len(cost) == 9
+    assert all(one["source"] and one["value"] for one in cost.values()), "each with where it is from"
     assert octavo(["simulate", *BY_HAND, *flags, "--html", str(tmp_path / "no" / "x.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 

@@ -56,7 +56,7 @@ def page(
     """The whole file. `about` are the lines that say what was simulated; the first is the title."""
     title = about[0] if about else "a simulation"
     plots = (part(measured) for part in (_occupancy, _batch, _latencies, _bound, _requests))
-    body = "".join((_head(about), _refused(told), _cards(told), *plots, _text(told, intervals)))
+    body = "".join((_head(about), _refused(told), _cards(told), *plots, _text(told, intervals), _grounds(told)))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_style()}</style></head>'
@@ -192,6 +192,25 @@ def _in_a_row(worst: np.ndarray) -> slice:
 def _text(told: Mapping[str, Any], intervals: Mapping[str, tuple[float, float]] | None) -> str:
     text = escape("\n".join(lines(told, intervals)))
     return f"<section><details open><summary>As text</summary><pre>{text}</pre></details></section>"
+
+
+def _grounds(told: Mapping[str, Any]) -> str:
+    """What step costs rest on."""
+    if not told.get("cost"):
+        return ""
+    rows = "".join(
+        f'<tr><td>{escape(name)}</td><td class="n">{escape(_number(one["value"]))}</td>'
+        f'<td class="why">{escape(one["source"])}</td></tr>'
+        for name, one in told["cost"].items()
+    )
+    head = '<tr><th>factor</th><th class="n">value</th><th>from</th></tr>'
+    return _section("What step costs rest on", f"<table>{head}{rows}</table>")
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, list):
+        return " to ".join(_number(one) for one in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _section(title: str, body: str) -> str:

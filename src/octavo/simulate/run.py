@@ -14,6 +14,7 @@ from octavo.cost.step import CostModel, HasInterval, Scaled
 from octavo.policy.bundle import Policies
 from octavo.simulate.deploy import Lower, Replica
 from octavo.simulate.drive import Simulation, Source, Watcher
+from octavo.simulate.grounds import grounds_of
 from octavo.simulate.measure import Measured, Objectives
 from octavo.simulate.report import figures, intervals_of
 
@@ -46,7 +47,7 @@ class Simulated:
 
 def simulate(replica: Replica, asked: Asked) -> Simulated:
     measured = _run(replica, asked, replica.cost, asked.watchers)
-    told = figures(measured, asked.objectives, replica.price_per_hour)
+    told = figures(measured, asked.objectives, replica.price_per_hour) | {"cost": grounds_of(replica.cost)}
     intervals: dict[str, tuple[float, float]] = {}
     if asked.intervals and isinstance(replica.cost, HasInterval):
         costs = [Scaled(replica.cost, factor) for factor in replica.cost.interval]
