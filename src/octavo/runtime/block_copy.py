@@ -35,6 +35,7 @@ def runs(layout: Layout, group: int, sources: Sequence[int], targets: Sequence[i
     return found
 
 
+SlotList = Sequence[int] | Int64
 Rows = npt.NDArray[np.uint8]
 """[slots, bytes of a block]"""
 _FEW = 4
@@ -106,7 +107,7 @@ class BlockCopier:
         event.record(torch.cuda.current_stream(self.device.device))
         return event
 
-    def copy(self, down: bool, group: int, sources: Sequence[int], targets: Sequence[int], after: Any = None) -> None:
+    def copy(self, down: bool, group: int, sources: SlotList, targets: SlotList, after: Any = None) -> None:
         """Device to host if `down`, else host to device."""
         source, target = (self.device, self.host) if down else (self.host, self.device)
         read, written = _within(source, group, sources), _within(target, group, targets)
@@ -116,7 +117,7 @@ class BlockCopier:
         elif self.stream is None:
             self._by_numpy(target, source, group, read, written)
         else:
-            self._by_stream(target, source, runs(self.device.layout, group, sources, targets), after)
+            self._by_stream(target, source, runs(self.device.layout, group, read.tolist(), written.tolist()), after)
 
     def _by_numpy(self, target: Arena, source: Arena, group: int, read: Int64, written: Int64) -> None:
         here, there = target.bytes.numpy(), source.bytes.numpy()  # cheaper to slice than tensors are
@@ -140,7 +141,7 @@ class BlockCopier:
         layout = self.device.layout
         return bool(layout.groups[group].blocks_per_slab * layout.groups[group].block_bytes == layout.slab_bytes)
 
-    def host_blocks(self, group: int, slots: Sequence[int], on_disk: Sequence[int], keys: Sequence[bytes]) -> Batch:
+    def host_blocks(self, group: int, slots: SlotList, on_disk: SlotList, keys: Sequence[bytes]) -> Batch:
         """Blocks of the host arena, in place, for a store that keeps them under these keys in slots of its own."""
         layout = self.host.layout.groups[group]
         numbers = _within(self.host, group, slots)
@@ -154,7 +155,7 @@ class BlockCopier:
             self.stream = None
 
 
-def _within(arena: Arena, group: int, slots: Sequence[int]) -> Int64:
+def _within(arena: Arena, group: int, slots: SlotList) -> Int64:
     """The slots, all of which the arena has."""
     numbers = np.array(slots, np.int64)
     most = arena.n_slabs * arena.layout.groups[group].blocks_per_slab

@@ -37,7 +37,7 @@ class Batch:
     """Blocks of `block_bytes` that begin at `starts` in one piece of memory."""
 
     def __init__(
-        self, slots: Sequence[int], keys: Sequence[bytes], memory: Bytes, starts: Int64, block_bytes: int
+        self, slots: Sequence[int] | Int64, keys: Sequence[bytes], memory: Bytes, starts: Int64, block_bytes: int
     ) -> None:
         self.slots = np.array(slots, np.int64)
         self.keys = keys

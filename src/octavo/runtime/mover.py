@@ -19,10 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.memory.transfers import LANES, SIDES, UPWARDS, Ended, Lane, Notice, Order, Status, Tier, TimedOut
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
+from octavo.runtime.disk_batch import Int64
 from octavo.runtime.disk_format import KEY_BYTES
 from octavo.runtime.disk_look import LOOK_S, Looker
 from octavo.runtime.disk_store import DiskStore
@@ -63,6 +66,8 @@ class Budget:
 @dataclass(slots=True, eq=False)
 class _Transfer:
     order: Order
+    sources: Int64
+    targets: Int64
     deadline: float | None
     after: Any
     reasons: list[str]
@@ -156,10 +161,10 @@ class Mover:
     # ---- the engine's thread
 
     def submit(self, order: Order) -> None:
-        self._check(order)
+        sources, targets = self._checked(order)
         after = self.copier.mark() if LANES[order.route] == "arenas" else None
         deadline = None if order.timeout is None else self._clock() + order.timeout
-        transfer = _Transfer(order, deadline, after, ["not_begun"] * order.blocks)
+        transfer = _Transfer(order, sources, targets, deadline, after, ["not_begun"] * order.blocks)
         with self._lock:
             self._open[order.number] = transfer
             _enqueue(self._lanes[LANES[order.route]].queue, transfer)
@@ -237,7 +242,8 @@ class Mover:
             store.close()
         self.copier.close()
 
-    def _check(self, order: Order) -> None:
+    def _checked(self, order: Order) -> tuple[Int64, Int64]:
+        """Sources and targets, as arrays: what is sliced and compared batch by batch."""
         order.require_whole()
         if self._closing or order.number in self._open:
             why = "after close" if self._closing else "a second time"
@@ -246,10 +252,15 @@ class Mover:
             raise InvariantViolation("transfer-order", f"{order.route} without a disk")
         if any(len(key) != KEY_BYTES for key in order.keys):
             raise InvariantViolation("transfer-order", f"{order.route} with keys of other than {KEY_BYTES} bytes")
-        for tier, slots in zip(SIDES[order.route], (order.sources, order.targets), strict=True):
+        sides = np.array(order.sources, np.int64), np.array(order.targets, np.int64)
+        for tier, slots in zip(SIDES[order.route], sides, strict=True):
             most = self._slots(tier, order.group)
-            if min(slots) < 0 or max(slots) >= most:
-                raise InvariantViolation("transfer-order", f"{order.route}: a slot of {slots} is outside 0..{most - 1}")
+            if slots.min() < 0 or slots.max() >= most:
+                slots_named = slots.tolist()
+                raise InvariantViolation(
+                    "transfer-order", f"{order.route}: a slot of {slots_named} is outside 0..{most - 1}"
+                )
+        return sides
 
     def _slots(self, tier: Tier, group: int) -> int:
         if tier == "disk":
@@ -355,7 +366,7 @@ class Mover:
 
     def _batch(self, transfer: _Transfer, part: slice) -> list[str]:
         order, group = transfer.order, transfer.order.group
-        sources, targets = order.sources[part], order.targets[part]
+        sources, targets = transfer.sources[part], transfer.targets[part]
         if order.route in ("demote", "promote"):
             self.copier.copy(order.route == "demote", group, sources, targets, transfer.after)
             return [""] * len(sources)
