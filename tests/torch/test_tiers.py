@@ -75,7 +75,7 @@ def test_another_model_finds_nothing(tmp_path, shared):
 def test_the_files_are_private_and_together_no_larger_than_was_asked(tmp_path):
     tiers = open_tiers(filled(1), 8, disk=DiskAsked(tmp_path / "kept", ASKED))
     files = sorted((tmp_path / "kept").iterdir())
-    assert [file.name for file in files] == ["narrow.blocks", "wide.blocks"]
+    assert [file.name for file in files] == ["narrow.blocks", "narrow.uses", "wide.blocks", "wide.uses"]
     assert ASKED // 2 < sum(file.stat().st_size for file in files) <= ASKED
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700

@@ -23,6 +23,7 @@ from octavo.runtime.disk_format import HEADER_BYTES, Identity, Places
 from octavo.runtime.disk_look import LOOK_S
 from octavo.runtime.disk_slots import DiskSlots
 from octavo.runtime.disk_store import DiskStore
+from octavo.runtime.disk_uses import BYTES_A_SLOT, RemembersUses
 from octavo.runtime.mover import Budget, Faults, Mover
 
 SNAPSHOT_TOKENS = 1024
@@ -103,7 +104,10 @@ def _stores(layout: Layout, fingerprint: str, asked: DiskAsked) -> tuple[DiskSto
             if asked.shared:
                 stores.append(DiskFolder(asked.path / group.name, identity, group.block_bytes, share))
             else:
-                stores.append(DiskSlots(asked.path / f"{group.name}.blocks", identity, group.block_bytes, share))
+                path = asked.path / f"{group.name}.blocks"
+                share -= BYTES_A_SLOT * Places.of(group.block_bytes).slots_in(share)
+                slots = DiskSlots(path, identity, group.block_bytes, share)
+                stores.append(RemembersUses(slots, path.with_suffix(".uses")))
     except BaseException:
         _close(stores)
         raise
@@ -127,4 +131,4 @@ def _shares(layout: Layout, asked: DiskAsked) -> list[int]:
 
 
 def _bytes_of_one(group: GroupLayout, *, shared: bool) -> int:
-    return HEADER_BYTES + group.block_bytes if shared else Places.of(group.block_bytes).file_bytes(1)
+    return HEADER_BYTES + group.block_bytes if shared else Places.of(group.block_bytes).file_bytes(1) + BYTES_A_SLOT
