@@ -313,7 +313,7 @@ def print_fit(calibration: Any) -> None:
 def print_table(reports: list[dict[str, Any]], pooled: dict[str, float]) -> None:
     """One line for each figure of each workload, beside its goal."""
     print(
-        f"\n{'':14}{'':11}{'predicted':>10}{'measured':>10}{'off':>8}{'goal':>7}{'met':>5}{'interval':>20}{'holds':>7}"
+        f"\n{'':14}{'':11}{'predicted':>10}{'measured':>10}{'off':>8}{'goal':>7}{'met':>5}{'interval':>26}{'holds':>7}"
     )
     for one in reports:
         for name, title in TITLES.items():
@@ -342,7 +342,7 @@ def _cells(name: str, row: dict[str, Any]) -> str:
     words = "" if name == "tokens_per_s" else " ms"
     return (
         f"{unit * row['predicted']:>10.4g}{unit * row['measured']:>10.4g}{row['off']:>+8.1%}{GOALS[name]:>7.0%}"
-        f"{_met(row['met']):>5}{f'{low} to {high}{words}':>20}{_met(row['inside']):>7}"
+        f"{_met(row['met']):>5}{f'{low} to {high}{words}':>26}{_met(row['inside']):>7}"
     )
 
 

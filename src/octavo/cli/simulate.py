@@ -52,7 +52,8 @@ Foreign = Annotated[
 HostBytes = Annotated[str | None, _text("a host tier of so much, of one device", DEVICE, metavar="<bytes>")]
 DiskBytes = Annotated[str | None, _text("a disk tier below it", DEVICE, metavar="<bytes>")]
 TraceFile = Annotated[
-    str | None, _text("a trace: octavo's JSON lines, Azure, Mooncake, BurstGPT, ServeGen pools", WORK, metavar="<file>")
+    str | None,
+    _text("a trace: octavo's JSON lines, Azure, Mooncake, BurstGPT, ServeGen, inference-perf", WORK, metavar="<file>"),
 ]
 From = Annotated[float, typer.Option("--from", help="ServeGen: seconds of the pool's day", rich_help_panel=WORK)]
 For = Annotated[float, typer.Option("--for", help="ServeGen: so many seconds from then on", rich_help_panel=WORK)]
