@@ -39,7 +39,7 @@ inline void score_rows(float* scores, const float* q, const char* const* k, int 
   else if (vectors == 2) score<2, 4>(scores, q, k, dim, keys);
 #if defined(OCTAVO_AVX512)
   else if (vectors == 3) score<3, 4>(scores, q, k, dim, keys);
-  else score<4, 6>(scores, q, k, dim, keys);
+  else score<4, 4>(scores, q, k, dim, keys);
 #endif
 }
 
@@ -154,6 +154,38 @@ inline void deliver_rows(const Call& c, const Item& it, int head, const Many& m)
   });
 }
 
+// The tile after this one, asked for two keys at a time in the course of this one.
+struct Ahead {
+  const Keys* keys;  // null: there is none
+  int k_bytes, v_bytes;
+  int next = 0;
+
+  void ask() {
+    if (!keys || next >= kKeyTile) return;
+    for (int end = next + 2; next < end; next++) {
+      prefetch(keys->k[next], k_bytes);
+      prefetch(keys->v[next], v_bytes);
+    }
+  }
+};
+
+// step(keys of a tile, first key, how many, the next tile) for all tiles of an item.
+template <class F>
+OCTAVO_INLINE void by_tiles(const Pages& pages, const Item& it, int head, F step) {
+  Keys tiles[2];
+  const int size = static_cast<int>(size_of(pages.dtype));
+  int count = lesser(kKeyTile, it.key_hi - it.key_lo), turn = 0;
+  tiles[0].find(pages, it.table, head, it.key_lo, count);
+  for (int first = it.key_lo; first < it.key_hi; turn ^= 1) {
+    const int next = first + count, coming = lesser(kKeyTile, it.key_hi - next);
+    if (coming > 0) tiles[turn ^ 1].find(pages, it.table, head, next, coming);
+    Ahead ahead{coming == kKeyTile ? &tiles[turn ^ 1] : nullptr, pages.k_dim * size, pages.v_dim * size};
+    step(tiles[turn], first, count, ahead);
+    first = next;
+    count = coming;
+  }
+}
+
 template <class E>
 inline void attend_many(const Call& c, const Item& it, int head, float* scratch) {
   const Pages& pages = *c.pages;
@@ -161,10 +193,7 @@ inline void attend_many(const Call& c, const Item& it, int head, float* scratch)
   const Many m(c, rows, scratch);
   load_queries(c, it, head, m);
   begin_rows(c, it, m);
-  Keys keys;
-  for (int first = it.key_lo; first < it.key_hi; first += kKeyTile) {
-    const int count = lesser(kKeyTile, it.key_hi - first);
-    keys.find(pages, it.table, head, first, count);
+  by_tiles(pages, it, head, [&](Keys& keys, int first, int count, Ahead& ahead) {
     if (c.pages->dtype != Dtype::f32) widen_tile<E>(pages, keys, count, m.k, m.v, true);
     for (int g = 0; g < m.groups; g++) {
       State& s = m.states[g];
@@ -175,11 +204,13 @@ inline void attend_many(const Call& c, const Item& it, int head, float* scratch)
       const bool mask = s.low[kRows - 1] > first + a || s.high[0] < first + b;
       score_rows(m.scores, m.q + (size_t)g * pages.k_dim * kRows, keys.k + a, pages.k_dim, b - a, vectors);
       soften_rows<false>(m.scores, s, vectors, first + a, b - a, mask, c.softcap);
-      for (int r = 0; r < vectors * W; r += 4)
+      for (int r = 0; r < vectors * W; r += 4) {
+        ahead.ask();
         weigh_all<F32, 4, 1, kRows>(m.values + (size_t)(g * kRows + r) * m.width, pages.v_dim, s.decay + r,
                                     m.scores + r, keys.v + a, b - a, nullptr, 0);
+      }
     }
-  }
+  });
   deliver_rows(c, it, head, m);
 }
 

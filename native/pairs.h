@@ -86,10 +86,7 @@ inline void attend_pairs(const Call& c, const Item& it, int head, float* scratch
   const Many m(c, rows, scratch);
   load_query_pairs(c, it, head, m);
   begin_rows(c, it, m);
-  Keys keys;
-  for (int first = it.key_lo; first < it.key_hi; first += kKeyTile) {
-    const int count = lesser(kKeyTile, it.key_hi - first);
-    keys.find(pages, it.table, head, first, count);
+  by_tiles(pages, it, head, [&](const Keys& keys, int first, int count, Ahead& ahead) {
     pair_values(m.v, keys, count, pages.v_dim, m.width);
     for (int g = 0; g < m.groups; g++) {
       State& s = m.states[g];
@@ -105,6 +102,7 @@ inline void attend_pairs(const Call& c, const Item& it, int head, float* scratch
       else score_pairs<4, 6>(m.scores, q, keys.k + a, pages.k_dim, b - a, query_scale(c));
       soften_rows<true>(m.scores, s, vectors, first + a, b - a, mask, c.softcap);
       for (int r = 0; r < vectors * W; r += 4) {
+        ahead.ask();
         float* values = m.values + (size_t)(g * kRows + r) * m.width;
         const float* v = m.v + a / 2 * m.width;
         int d = 0;
@@ -114,7 +112,7 @@ inline void attend_pairs(const Call& c, const Item& it, int head, float* scratch
           weigh_pairs<4, 1>(values + d, m.width, s.decay + r, m.scores + r, v + d, (b - a) / 2);
       }
     }
-  }
+  });
   deliver_rows(c, it, head, m);
 }
 
