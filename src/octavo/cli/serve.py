@@ -6,6 +6,7 @@ the model loads, so that a port in use is told at once.
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -154,6 +155,7 @@ def serve(  # noqa: PLR0913 - one for each flag
             built = thread.call(lambda: start_simulated(asked, fake))
         else:
             built = start_engine(asked, quiet=False, host=thread)
+        gc.freeze()  # all of this stays: collections that come later need not look at it
         _show(built, settings)
         code = serve_engine(built, settings, bound, lambda text: typer.echo(text, err=True), thread)
     if code:

@@ -9,6 +9,7 @@ Invariant: afterwards no parameter or buffer of the model lies in a mapped file.
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from bisect import bisect_right
@@ -22,6 +23,9 @@ import torch
 from octavo.errors import ModelError
 
 MAPS = Path("/proc/self/maps")
+LARGE_BYTES = 1 << 18
+OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if sys.platform == "linux" else 0
+"""Of a mapping that is memory alone. Used where `/proc` tells what is mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,19 @@ def _opened(mapping: Mapping) -> int | None:
 
 def _read(descriptor: int, offset: int, like: torch.Tensor, path: str) -> torch.Tensor:
     """The bytes there, as a tensor of its own."""
-    made = torch.empty(like.shape, dtype=like.dtype)
-    left = memoryview(made.view(-1).view(torch.uint8).numpy())
+    made = _room(like.nbytes)
+    left = memoryview(made.numpy())
     while left:
         got = os.preadv(descriptor, [left], offset)
         if not got:
             raise ModelError("model", path, "became shorter while it was loaded; load it again once it is complete")
         left, offset = left[got:], offset + got
-    return made
+    return made.view(like.dtype).view(like.shape)
+
+
+def _room(size: int) -> torch.Tensor:
+    """So many bytes. Large ones go back to the system with their tensor, which the allocator's heap would not do:
+    a layer whose weights have been packed elsewhere gives room for the next."""
+    if size < LARGE_BYTES:
+        return torch.empty(size, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, size, flags=OWN), dtype=torch.uint8)
