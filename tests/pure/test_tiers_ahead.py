@@ -196,3 +196,15 @@ def test_of_what_was_read_from_the_disk_the_beginning_goes_last() -> None:
     second.serve(text(41, 9))  # eight older ones go, and two of these
     assert ["disk" in tiers for tiers in second.kept_in(A)] == [True, True, False, False]
     second.assert_right()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_of_what_the_disk_has_as_much_is_brought_up_as_the_host_can_stage(depth: int) -> None:
+    first = TierWorld(slabs=24, host_slabs=40, disk_slots=60, context=80, placement="write_through")
+    first.serve(text(LONG, 1))
+    left = first.mover.disk
+    second = TierWorld(slabs=24, host_slabs=6, disk_slots=60, context=80, left=left, depth=depth)
+    number = second.serve(text(LONG, 1), 2)
+    assert second.cached(number) == {"disk": 24}
+    second.assert_right()
+    second.assert_all_can_be_had()

@@ -20,7 +20,7 @@ from octavo.memory.adoption import first_shared, lower_blocks
 from octavo.memory.cache import KVCache
 from octavo.memory.errands import Errands
 from octavo.memory.keys import Chain, KeySpace
-from octavo.memory.layout import Layout
+from octavo.memory.layout import BOUNDLESS, Layout
 from octavo.memory.loading import Arrivals, Loading, Wanted
 from octavo.memory.parking import Parking
 from octavo.memory.prefix import NO_SLOT, Match
@@ -136,12 +136,29 @@ class Tiering:
         if below.tokens <= here.tokens or any(node.coming for node in below.path):
             return below if below.tokens > here.tokens else here
         wanted = lower_blocks(self.cache, below)
+        fits = self._staged_positions(wanted)
+        if fits < below.tokens:
+            below = sharing.match(chain, tokens, fits, self.reach)
+            if below.tokens <= here.tokens:
+                return here
+            wanted = lower_blocks(self.cache, below)
         sizes = [self.cache.layout.groups[one.group].block_bytes for one in wanted]
-        on_disk = [one.node is not None and one.node.places[HOST_TIER][one.group] == NO_SLOT for one in wanted]
+        on_disk = [_is_on_disk(one) for one in wanted]
         bargain = Bargain(
             here.tokens, below.tokens, sum(sizes), sum(size for size, low in zip(sizes, on_disk, strict=True) if low)
         )
         return below if self.placement.worth_loading(bargain, self.rates) else here
+
+    def _staged_positions(self, wanted: Sequence[Wanted]) -> int:
+        """Of a start, how many positions can be brought up at once: what is on the disk is staged on the host."""
+        staged = sorted(one.index for one in wanted if _is_on_disk(one))
+        if not staged or self.cache.sharing is None:
+            return BOUNDLESS
+        room = self.host.room_after(sum(tier == HOST_TIER for tier, _, _ in self.held()))
+        room -= len(wanted) - len(staged)  # what is on the host already stays there meanwhile
+        if len(staged) <= room:
+            return BOUNDLESS
+        return staged[max(0, room)] * self.cache.sharing.directory.space.block_tokens
 
     def _recall(self, chain: Chain, tokens: Int32) -> None:
         """Blocks that the disk has of this text, be it of an earlier run, get their nodes."""
@@ -220,6 +237,10 @@ class Tiering:
         """(tier, group, slot) of every reference of a copy, for the invariants."""
         saving = [] if self.saving is None else self.saving.held()
         return saving + self.loading.held() + self.parking.held()
+
+
+def _is_on_disk(one: Wanted) -> bool:
+    return one.node is not None and one.node.places[HOST_TIER][one.group] == NO_SLOT
 
 
 DISK_REACH = 2
