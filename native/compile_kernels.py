@@ -36,7 +36,10 @@ SETS = {
         "-mprefer-vector-width=512",
     ),
 }
-TABLES = {"portable": "kPortable", "avx2": "kAvx2", "avx512": "kAvx512"}
+SETS["avx512bf16"] = (*SETS["avx512"], "-mavx512bf16")
+TABLES = {"portable": "kPortable", "avx2": "kAvx2", "avx512": "kAvx512", "avx512bf16": "kAvx512Bf16"}
+LAYERS_ALONE = ("avx512bf16",)
+"""Sets in which nothing but the small operations of layers gains."""
 X86 = ("x86_64", "amd64")
 
 
@@ -74,6 +77,7 @@ def kernel_pieces() -> list[Piece]:
         )
         for source in ("kernels", "linear_kernels", "layer_kernels")
         for name, flags in sets.items()
+        if name not in LAYERS_ALONE or source == "layer_kernels"
     ]
 
 

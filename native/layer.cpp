@@ -8,7 +8,7 @@ namespace octavo {
 namespace layer {
 extern const LayerKernels kPortable;
 #if defined(__x86_64__)
-extern const LayerKernels kAvx2, kAvx512;
+extern const LayerKernels kAvx2, kAvx512, kAvx512Bf16;
 #endif
 }  // namespace layer
 
@@ -20,8 +20,10 @@ std::vector<const LayerKernels*> find_kernels() {
   std::vector<const LayerKernels*> found;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq"))
+      __builtin_cpu_supports("avx512dq")) {
+    if (__builtin_cpu_supports("avx512bf16")) found.push_back(&layer::kAvx512Bf16);
     found.push_back(&layer::kAvx512);
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&layer::kAvx2);
 #endif
   found.push_back(&layer::kPortable);

@@ -21,9 +21,13 @@ OCTAVO_INLINE vf rounded<F32>(vf x) {
 }
 template <>
 OCTAVO_INLINE vf rounded<BF16>(vf x) {
+#if defined(__AVX512BF16__)
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16);
+#else
   vu bits = (vu)x;
   vu near = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
   return (vf)((x == x) ? near : bits);
+#endif
 }
 
 template <class E>
@@ -311,9 +315,19 @@ OCTAVO_INLINE vf gelu_tanh(vf x) {
   return x * splat(0.5f) * (splat(1.0f) + tanh(inner));
 }
 
+// 1 / x for x from 1 to 2^127, to a unit in the last place.
+OCTAVO_INLINE vf reciprocal(vf x) {
+#if defined(OCTAVO_AVX512)
+  vf near = (vf)_mm512_rcp14_ps((__m512)x);
+  return fma(near, splat(1.0f) - x * near, near);
+#else
+  return splat(1.0f) / x;
+#endif
+}
+
 template <Act A>
 OCTAVO_INLINE vf activated(vf x) {
-  if (A == Act::silu) return x / (splat(1.0f) + exp_of(-x));
+  if (A == Act::silu) return x * reciprocal(splat(1.0f) + exp_of(-x));
   if (A == Act::gelu) return gelu(x);
   if (A == Act::gelu_tanh) return gelu_tanh(x);
   vf above = where(x < splat(0.0f), vf{}, x);  // a NaN stays one

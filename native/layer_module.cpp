@@ -48,6 +48,19 @@ const LayerKernels& kernels_named(const std::string& name) {
   throw std::invalid_argument("no layer kernels named " + name + " run on this processor");
 }
 
+// What serves where attention runs on the set of this name: it may have a set beside it that rounds faster.
+const LayerKernels& kernels_beside(const std::string& name) {
+  for (const LayerKernels* one : layer_kernels())
+    if (name == one->name || name + "bf16" == one->name) return *one;
+  return kernels_named(name);
+}
+
+std::vector<std::string> set_names() {
+  std::vector<std::string> names;
+  for (const LayerKernels* one : layer_kernels()) names.emplace_back(one->name);
+  return names;
+}
+
 class LayerSet {
  public:
   explicit LayerSet(const std::string& name) {
@@ -225,6 +238,7 @@ void bind_layer(nb::module_& m) {
                                                  int64_t weight_head, float eps, bool centred, bool rounds) {
     new (self) Norm(norm_of(weight, bias, width, weight_head, eps, centred, rounds));
   });
+  m.def("layer_instruction_sets", &set_names);
   nb::class_<LayerSet>(m, "Layers")
       .def(nb::init<const std::string&>())
       .def("residual", &LayerSet::residual, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
@@ -236,7 +250,7 @@ void bind_layer(nb::module_& m) {
   nb::class_<LayerProgram>(m, "LayerProgram")
       .def("__init__", [](LayerProgram* self, const std::string& set, int dtype,
                           const std::vector<int>& widths) {
-        new (self) LayerProgram(kernels_named(set), row_type(dtype), widths);
+        new (self) LayerProgram(kernels_beside(set), row_type(dtype), widths);
       })
       .def("linear", &add_linear, nb::keep_alive<1, 3>())
       .def("sum", &add_sum, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),

@@ -83,11 +83,15 @@ struct BF16 {
     return (vf)(__builtin_convertvector(half, vu) << 16);
   }
   static OCTAVO_INLINE void store(T* p, vf x) {  // to the nearest, ties to even; a NaN stays one
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
     vu bits = (vu)x;
     vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     vu quiet = (bits >> 16) | 0x40u;
     vu chosen = (x == x) ? rounded : quiet;
     *reinterpret_cast<vh_any*>(p) = __builtin_convertvector(chosen, vh);
+#endif
   }
 };
 

@@ -24,7 +24,7 @@ NEAR = {torch.float32: 2e-6, torch.bfloat16: 1.7e-2, torch.float16: 2e-3}
 WIDTHS = (1, 5, 16, 37, 64, 576)
 
 
-@pytest.fixture(params=instruction_sets())
+@pytest.fixture(params=load_native().layer_instruction_sets() if instruction_sets() else ())
 def layers(request):
     return load_native().Layers(request.param)
 
