@@ -103,6 +103,8 @@ def test_worlds_that_share_a_directory_answer_as_each_alone() -> None:
             world.step(rng.randrange(8))
             if rng.random() < 0.1 and folder:
                 del folder[rng.choice(list(folder))]
+            if rng.random() < 0.3:
+                world.core.abort(rng.choice(list(world.asked)), world.time)
         for world in worlds:
             world.finish()
             world.assert_right()
