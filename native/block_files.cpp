@@ -64,9 +64,12 @@ struct Desk {
 // Blocks first..last, neighbours in the file, with the padding between them.
 bool move(Call call, const SlotFile& file, int64_t slot, const Blocks& blocks, int64_t first, int64_t last, Desk& desk) {
   desk.parts.clear();
+  const bool padded = !desk.padding.empty();
   for (int64_t i = first; i < last; i++) {
-    if (i > first && !desk.padding.empty()) desk.parts.push_back({desk.padding.data(), desk.padding.size()});
-    desk.parts.push_back({const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)});
+    if (i > first && padded) desk.parts.push_back({desk.padding.data(), desk.padding.size()});
+    if (i > first && !padded && blocks.memory[i] == blocks.memory[i - 1] + blocks.bytes)
+      desk.parts.back().iov_len += static_cast<size_t>(blocks.bytes);
+    else desk.parts.push_back({const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)});
   }
   return all_of(call, file.descriptor, desk.parts.data(), desk.parts.size(), file.block(slot));
 }

@@ -247,3 +247,21 @@ def test_batches_outside_their_memory_or_store_are_broken_invariants(tmp_path):
 def test_the_extensions_checksum_is_that_of_xxhash(size):
     data = random.Random(size).randbytes(size)
     assert extension().digest(data) == xxhash.xxh3_128_digest(data) == block_checksum(data)
+
+
+@pytest.mark.parametrize("size", [4096, 4608])
+def test_neighbours_on_both_sides_go_as_one_piece_with_and_without_padding(size, tmp_path):
+    """Also where a run in memory goes backwards, has a gap, or goes beyond a segment of the file."""
+    count = SEGMENT_SLOTS + 8
+    memory = np.random.default_rng(size).integers(0, 255, 2 * count * size, np.uint8)
+    slots = [*range(40), *range(41, count)]
+    starts = np.array([*range(20), *range(30, 20, -1), *range(40, 40 + len(slots) - 30)], np.int64) * size
+    keys = [key(slot) for slot in slots]
+    with closing(DiskSlots(tmp_path / "disk", MODEL, size, Places.of(size).file_bytes(count))) as disk:
+        assert disk.write(Batch(slots, keys, memory, starts, size)) == [None] * len(slots)
+        into = np.zeros_like(memory)
+        assert disk.read(Batch(slots, keys, into, starts, size)) == [None] * len(slots)
+    want = np.zeros_like(memory)
+    for start in starts:
+        want[start : start + size] = memory[start : start + size]
+    assert (into == want).all()
