@@ -114,9 +114,9 @@ class TorchExecutor:
         self._results.clear()
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        cache = PagedCache(self.backend, self._pages, self._group_of, inputs.steps, self.arena.layout.groups)
         if self._layers is not None and self._layers.whole is not None:
             return self._layers.logits(inputs.token_ids, inputs.positions, inputs.keep, inputs.steps)
+        cache = PagedCache(self.backend, self._pages, self._group_of, inputs.steps, self.arena.layout.groups)
         if self._layers is not None:
             cache.layers = self._layers.begin(inputs.steps, inputs.token_ids.shape[1])
         if inputs.states is not None:
