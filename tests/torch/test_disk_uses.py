@@ -7,8 +7,8 @@ import itertools
 import pytest
 from tests.torch.disk_faults import MODEL, PLACES, SIZE, key, payload
 
+from octavo.runtime.disk_batch import Placed
 from octavo.runtime.disk_slots import DiskSlots
-from octavo.runtime.disk_store import Placed
 from octavo.runtime.disk_uses import BYTES_A_SLOT, RemembersUses
 
 SLOTS = 8

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.runtime.disk_batch import Batch
 from octavo.runtime.disk_format import Reason
-from octavo.runtime.disk_store import DiskStats, DiskStore, Placed
+from octavo.runtime.disk_store import Blocks, DiskStats, DiskStore
 
 BYTES_A_SLOT = 8
 _BITS = 24
@@ -53,12 +54,12 @@ class RemembersUses:
         """The one used longest ago first; of those of which no use is known, the oldest write."""
         return sorted(self.inner.stored(), key=lambda one: int(self._last[one[1]]))
 
-    def write(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+    def write(self, blocks: Blocks) -> list[Reason | None]:
         reasons = self.inner.write(blocks)
         self._use(blocks, reasons, last_first=True)
         return reasons
 
-    def read(self, blocks: Sequence[Placed]) -> list[Reason | None]:
+    def read(self, blocks: Blocks) -> list[Reason | None]:
         reasons = self.inner.read(blocks)
         self._use(blocks, reasons, last_first=False)
         return reasons
@@ -75,10 +76,11 @@ class RemembersUses:
             os.close(self._descriptor)
         self._descriptor = -1
 
-    def _use(self, blocks: Sequence[Placed], reasons: Sequence[Reason | None], *, last_first: bool) -> None:
+    def _use(self, blocks: Blocks, reasons: Sequence[Reason | None], *, last_first: bool) -> None:
         """A block is of no use without those before it, which therefore count as used later. Texts are written from
         their last block on, and read from their first."""
-        used = [placed.slot for placed, reason in zip(blocks, reasons, strict=True) if reason is None]
+        slots = blocks.slots.tolist() if isinstance(blocks, Batch) else [placed.slot for placed in blocks]
+        used = [slot for slot, reason in zip(slots, reasons, strict=True) if reason is None]
         if not used:
             return
         now = max(self._second, int(self._clock()))

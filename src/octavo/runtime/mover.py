@@ -29,6 +29,7 @@ from octavo.runtime.disk_batch import Int64
 from octavo.runtime.disk_format import KEY_BYTES
 from octavo.runtime.disk_look import LOOK_S, Looker
 from octavo.runtime.disk_store import DiskStore
+from octavo.runtime.host_pages import PagesAhead
 
 Clock = Callable[[], float]
 
@@ -141,6 +142,7 @@ class Mover:
         self.erasures_failed = 0
         """Times that records could not be erased, for a reason that no store names."""
         self._sizes = sizes
+        self._pages = PagesAhead(host.bytes.data_ptr(), 0 if device.device.type == "cuda" else host.bytes.numel())
         self._clock = clock
         self._faults = faults
         self._lock = threading.Condition()
@@ -165,6 +167,8 @@ class Mover:
         after = self.copier.mark() if LANES[order.route] == "arenas" else None
         deadline = None if order.timeout is None else self._clock() + order.timeout
         transfer = _Transfer(order, sources, targets, deadline, after, ["not_begun"] * order.blocks)
+        if SIDES[order.route][1] == "host":
+            self._pages.used(self.copier.host.layout.address(order.group, max(order.targets)))
         with self._lock:
             self._open[order.number] = transfer
             _enqueue(self._lanes[LANES[order.route]].queue, transfer)
@@ -299,16 +303,19 @@ class Mover:
     def _serve(self, lane: _Lane) -> None:
         while True:
             with self._lock:
-                while not lane.queue and not self._closing:
+                idle = lane.name == "arenas" and self._pages.lacking and not lane.queue and not self._closing
+                while not lane.queue and not self._closing and not idle:
                     self._lock.wait()
-                if not lane.queue:
+                if not lane.queue and not idle:
                     return
-                item = lane.queue.popleft()
+                item = None if idle else lane.queue.popleft()
                 if isinstance(item, _Transfer):
                     item.state = "running"
                     item.started = self._clock()
                     lane.current = item
-            if isinstance(item, _Transfer):
+            if item is None:
+                self._pages.ask()
+            elif isinstance(item, _Transfer):
                 self._carry_out(lane, item)
             else:
                 self._erase(item)
