@@ -20,13 +20,13 @@ from octavo.memory.cache import KVCache
 from octavo.memory.keys import Chain
 from octavo.memory.loading import Wanted
 from octavo.memory.prefix import NO_SLOT, Match
-from octavo.memory.values import Adoption, BlockCopies, Int32, NewBlocks, Shortfall
+from octavo.memory.values import Adoption, BlockCopies, Int64, NewBlocks, Shortfall
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
     group: int
-    slot: Int32
+    slot: Int64
     """One slot."""
     index: int
     """Where its copy stands in the row's table."""
@@ -60,7 +60,8 @@ def adopt(
     if sources:
         cache.pins.setdefault(plan, []).extend((source.group, source.slot) for source in sources)
     copies = tuple(
-        BlockCopies(s.group, s.slot, cache.tables[s.group].slots[row, s.index : s.index + 1].copy()) for s in sources
+        BlockCopies(s.group, s.slot, cache.tables[s.group].slots[row, s.index : s.index + 1].astype(np.int64))
+        for s in sources
     )
     for one in lower:
         one.target = int(cache.tables[one.group].slots[row, one.index])
@@ -124,12 +125,12 @@ def first_shared(cache: KVCache, group: int, match: Match) -> int:
     return min(first, len(match.path))
 
 
-def _shared(cache: KVCache, group: int, match: Match) -> tuple[int, Int32]:
+def _shared(cache: KVCache, group: int, match: Match) -> tuple[int, Int64]:
     """The first block that the row shares, and the device's slots from it on; NO_SLOT where it has none."""
     if not cache.layout.groups[group].block_tokens:
-        return 0, np.empty(0, dtype=np.int32)
+        return 0, np.empty(0, dtype=np.int64)
     first = first_shared(cache, group, match)
-    return first, np.array([node.slots[group] for node in match.path[first:]], dtype=np.int32)
+    return first, np.array([node.slots[group] for node in match.path[first:]], dtype=np.int64)
 
 
 def _sources(cache: KVCache, match: Match) -> list[_Source]:
@@ -137,17 +138,17 @@ def _sources(cache: KVCache, match: Match) -> list[_Source]:
     found = []
     for group, layout in enumerate(cache.layout.groups):
         if not layout.block_tokens and match.tokens:
-            found.append(_Source(group, np.array([match.path[-1].slots[group]], dtype=np.int32), 0))
+            found.append(_Source(group, np.array([match.path[-1].slots[group]], dtype=np.int64), 0))
         elif layout.block_tokens and match.partial is not None:
-            found.append(_Source(group, np.array([match.partial.slots[group]], dtype=np.int32), len(match.path)))
+            found.append(_Source(group, np.array([match.partial.slots[group]], dtype=np.int64), len(match.path)))
     return [source for source in found if source.slot[0] != NO_SLOT]
 
 
 def _all_blocks(cache: KVCache, row: int) -> tuple[NewBlocks, ...]:
     new = []
     for group, table in enumerate(cache.tables):
-        slots = table.row(row).copy()
+        slots = table.row(row)
         if len(slots):
-            indices = np.arange(table.firsts[row], table.counts[row], dtype=np.int32)
-            new.append(NewBlocks(group, np.full(len(slots), row, dtype=np.int32), indices, slots))
+            indices = np.arange(table.firsts[row], table.counts[row], dtype=np.int64)
+            new.append(NewBlocks(group, np.full(len(slots), row, dtype=np.int64), indices, slots))
     return tuple(new)

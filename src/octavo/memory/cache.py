@@ -31,7 +31,6 @@ from octavo.memory.values import (
     DEVICE,
     NOTHING_NEW,
     BlockCopies,
-    Int32,
     Int64,
     NewBlocks,
     Reservation,
@@ -75,7 +74,7 @@ class KVCache:
         self._returns = 0
         self._tickets = 0
         self._most_tokens: int | None = None
-        self._draining: dict[int, list[tuple[int, Int32]]] = {}
+        self._draining: dict[int, list[tuple[int, Int64]]] = {}
         self._block_tokens = tuple(g.block_tokens for g in layout.groups)
         # A contiguous run is given up whole, as in the engines that it stands for.
         self.sharing = None if keys is None else Sharing(self.pool, rows, keys, eviction or LeastRecentlyUsed(), below)
@@ -85,7 +84,7 @@ class KVCache:
         """(tier, group, slot) of what copies between tiers reference, for the invariants."""
         self.arriving: Container[int] | None = None
         """Rows that wait for copies, for the invariants."""
-        self.pins: dict[int, list[tuple[int, Int32]]] = {}
+        self.pins: dict[int, list[tuple[int, Int64]]] = {}
         """(group, slots) that a plan in flight copies from, by plan: referenced until it completes."""
         self._sliding = () if contiguous else tuple(i for i, g in enumerate(layout.groups) if g.slides)
 
@@ -119,7 +118,7 @@ class KVCache:
         """
         return self.layout.blocks_for(tokens, step_tokens if self._sliding else None)
 
-    def blocks_to_come(self, rows: Int32, tokens: Int64, step_tokens: Int64) -> list[int]:
+    def blocks_to_come(self, rows: Int64, tokens: Int64, step_tokens: Int64) -> list[int]:
         """Blocks of each group that these rows together still have to reserve to reach `tokens` positions."""
         come = []
         for group, table in zip(self.layout.groups, self.tables, strict=True):
@@ -171,26 +170,26 @@ class KVCache:
         if not any(counts):
             return NOTHING_NEW
         if self.pool.contiguous:
-            self._require_new_runs(np.array([row], dtype=np.int32))
+            self._require_new_runs(np.array([row], dtype=np.int64))
         taken = self.take(counts)
         if isinstance(taken, Shortfall):
             return taken
         return Reservation(
             tuple(
-                NewBlocks(group, np.full(len(slots), row, dtype=np.int32), self.tables[group].append(row, slots), slots)
+                NewBlocks(group, np.full(len(slots), row, dtype=np.int64), self.tables[group].append(row, slots), slots)
                 for group, slots in enumerate(taken)
                 if len(slots)
             )
         )
 
-    def reserve_many(self, rows: Int32, upto: Int64) -> Reservation | Shortfall:
+    def reserve_many(self, rows: Int64, upto: Int64) -> Reservation | Shortfall:
         """`reserve` for all of `rows` (no repeats) together: all of them or none."""
         needs = []
         for table, tokens in zip(self.tables, self._block_tokens, strict=True):
             have = table.counts[rows]
             short = (upto > have * tokens) if tokens else (have == 0)
-            needs.append(np.flatnonzero(short))
-        if not any(len(need) for need in needs):
+            needs.append(short.nonzero()[0])
+        if not any(map(len, needs)):
             return NOTHING_NEW
         if self.pool.contiguous:
             self._require_new_runs(rows[np.unique(np.concatenate(needs))])
@@ -209,7 +208,7 @@ class KVCache:
             )
         )
 
-    def take(self, counts: list[int]) -> tuple[Int32, ...] | Shortfall:
+    def take(self, counts: list[int]) -> tuple[Int64, ...] | Shortfall:
         """`counts[g]` slots of each group g with one reference each, giving up cached blocks if need be."""
         short = self.pool.shortfall(counts)
         if short is not None and self.make_way is not None and self.make_way(counts, short):
@@ -234,15 +233,19 @@ class KVCache:
             not tier and g in short and pool.slots[g].refs[slot] == 1 for tier, g, slot in self.copied()
         )
 
-    def _append(self, group: int, rows: Int32, missing: Int64, slots: Int32) -> NewBlocks:
+    def _append(self, group: int, rows: Int64, missing: Int64, slots: Int64) -> NewBlocks:
         table = self.tables[group]
         if len(slots) == len(rows):
             return NewBlocks(group, rows, table.append_one_each(rows, slots), slots)
-        pieces = np.split(slots, np.cumsum(missing)[:-1])
-        indices = [table.append(int(row), piece) for row, piece in zip(rows, pieces, strict=True)]
-        return NewBlocks(group, np.repeat(rows, missing), np.concatenate(indices), slots)
+        if len(rows) == 1:
+            return NewBlocks(group, np.repeat(rows, missing), table.append(int(rows[0]), slots), slots)
+        turns = np.arange(len(slots)) - np.repeat(missing.cumsum() - missing, missing)
+        owners = np.repeat(rows, missing)
+        indices = table.counts[owners] + turns
+        table.append_at(owners, indices, slots)
+        return NewBlocks(group, owners, indices, slots)
 
-    def slide(self, rows: Int32) -> None:
+    def slide(self, rows: Int64) -> None:
         """Release what neither a plan in flight nor a later one can read.
 
         Plans in flight begin at the first position not committed, or beyond. So what goes is touched by none of them
@@ -255,34 +258,37 @@ class KVCache:
             if len(moved):
                 self.unreference(group, table.give_up(rows[moved], firsts[moved]), self.settled)
 
-    def will_slide(self, rows: Int32, positions: Int64) -> bool:
+    def will_slide(self, rows: Int64, positions: Int64) -> bool:
         """Whether `slide` releases blocks of these rows once their positions below `positions` are committed."""
         return any(
             bool((self.layout.groups[group].first_block(positions) > self.tables[group].firsts[rows]).any())
             for group in self._sliding
         )
 
-    def touch(self, rows: Int32, plan: int) -> None:
+    def touch(self, rows: Int64, plan: int) -> None:
         """A plan includes these rows: their slots stay until it completes."""
         self.touched[rows] = plan
 
-    def commit(self, rows: Int32, upto: Int64) -> None:
+    def commit(self, rows: Int64, upto: Int64) -> None:
         """Positions below `upto` of each row have been computed; blocks that are full become READY."""
         before = self.committed[rows]
         self.committed[rows] = upto
         for group, tokens in enumerate(self._block_tokens):
             if not tokens:
                 continue
-            first, last = np.maximum(before // tokens, self.tables[group].firsts[rows]), upto // tokens
-            crossed = np.flatnonzero(last > first)
+            first, last = before // tokens, upto // tokens
+            if group in self._sliding:
+                first = np.maximum(first, self.tables[group].firsts[rows])
+            crossed = (last > first).nonzero()[0]
             if not len(crossed):
                 continue
             table = self.tables[group].slots
-            if (last[crossed] - first[crossed] == 1).all():
+            many = last[crossed] - first[crossed]
+            if np.count_nonzero(many == 1) == len(many):
                 full = table[rows[crossed], first[crossed]]
             else:
-                full = np.concatenate([table[rows[i], first[i] : last[i]] for i in crossed])
-            self.pool.slots[group].move(full, SlotState.READY)
+                full = np.concatenate([table[rows[i], first[i] : last[i]] for i in crossed.tolist()])
+            self.pool.slots[group].move(full.astype(np.int64), SlotState.READY)
 
     def release(self, row: int, *, used: bool = True) -> int:
         """The row's sequence has left: its blocks lose a reference. Returns how many blocks that was.
@@ -324,10 +330,10 @@ class KVCache:
         self.seat_suspended(row, value)
         new = []
         for group, entries in enumerate(value.slots):
-            slots = np.array([slot for _, slot in entries], dtype=np.int32)
+            slots = np.array([slot for _, slot in entries], dtype=np.int64)
             indices = self.tables[group].adopt(row, value.firsts[group], slots)
             if len(slots):
-                new.append(NewBlocks(group, np.full(len(slots), row, dtype=np.int32), indices, slots))
+                new.append(NewBlocks(group, np.full(len(slots), row, dtype=np.int64), indices, slots))
         return Reservation(tuple(new))
 
     def seat_suspended(self, row: int, value: Suspended) -> None:
@@ -344,7 +350,7 @@ class KVCache:
         if self.sharing is not None:
             self.let_go(self.sharing.drop(value.ticket), value.touched)
         for group, entries in enumerate(value.slots):
-            slots = np.array([slot for tier, slot in entries if tier == DEVICE], dtype=np.int32)
+            slots = np.array([slot for tier, slot in entries if tier == DEVICE], dtype=np.int64)
             self.unreference(group, slots, value.touched)
 
     def replace(self, value: Suspended) -> None:
@@ -356,6 +362,8 @@ class KVCache:
     def settle(self, plan: int) -> None:
         """All plans up to `plan` have completed: what they kept DRAINING is EMPTY, or cached where it can be found."""
         self.settled = max(self.settled, plan)
+        if not self.pins and not self._draining:
+            return
         for number in sorted(number for number in self.pins if number <= self.settled):
             for group, slots in self.pins.pop(number):
                 self.unreference(group, slots, number)
@@ -379,7 +387,7 @@ class KVCache:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _require_new_runs(self, rows: Int32) -> None:
+    def _require_new_runs(self, rows: Int64) -> None:
         for table in self.tables:
             outgrown = rows[table.counts[rows] > 0]
             if len(outgrown):
@@ -393,7 +401,7 @@ class KVCache:
         if self.suspensions.pop(value.ticket, None) is not value:
             raise InvariantViolation("suspensions", f"ticket {value.ticket} was resumed or dropped before")
 
-    def unreference(self, group: int, slots: Int32, touched: int, *, used: bool = True) -> None:
+    def unreference(self, group: int, slots: Int64, touched: int, *, used: bool = True) -> None:
         """These slots lose a reference each, of somebody whom plan `touched` was the last to include.
 
         `used`: by somebody who read them, so that they are among the last to be evicted.
@@ -409,7 +417,7 @@ class KVCache:
         last_plan = self.pool.slots[group].last_plan
         last_plan[slots] = np.maximum(last_plan[slots], touched)
         busy = last_plan[gone] > self.settled
-        if busy.any():
+        if np.count_nonzero(busy):
             waits = gone[busy]
             self.pool.drain(group, waits)
             for plan in np.unique(last_plan[waits]).tolist():
@@ -420,7 +428,7 @@ class KVCache:
             # A copy may be the last to let go, and has not read them for anybody.
             self.sharing.shelf.use(group, slots[refs[slots] > 0])
 
-    def _retire(self, group: int, slots: Int32, *, used: bool = True) -> None:
+    def _retire(self, group: int, slots: Int64, *, used: bool = True) -> None:
         """Nobody references these slots and no plan touches them: they are cached, or EMPTY."""
         if self.sharing is not None and len(slots):
             keyed = self.sharing.directory.keyed[group][slots]
@@ -436,4 +444,4 @@ class KVCache:
     def let_go(self, doubles: list[tuple[int, int]], touched: int) -> None:
         """Blocks that were referenced besides tables lose that reference."""
         for group, slot in doubles:
-            self.unreference(group, np.array([slot], dtype=np.int32), touched)
+            self.unreference(group, np.array([slot], dtype=np.int64), touched)

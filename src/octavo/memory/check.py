@@ -15,7 +15,7 @@ from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
 from octavo.memory.pool import NO_OWNER
 from octavo.memory.slots import SlotState
-from octavo.memory.values import DEVICE, Int32, Int64
+from octavo.memory.values import DEVICE, Int64
 
 
 def free_plus_allocated_is_total(cache: KVCache) -> None:
@@ -212,7 +212,7 @@ def check(cache: KVCache) -> None:
         invariant(cache)
 
 
-def check_rows(cache: KVCache, rows: Int32) -> None:
+def check_rows(cache: KVCache, rows: Int64) -> None:
     """The part that one step can break, at a cost of what the step touched: rows, their tails, the counts."""
     for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
         counts = table.counts[rows]
@@ -243,15 +243,15 @@ def _occurrences(cache: KVCache, group: int) -> Int64:
     table = cache.tables[group]
     columns = np.arange(table.slots.shape[1])
     inside = (columns < table.counts[:, None]) & (columns >= table.firsts[:, None])
-    listed = [table.slots[inside]]
+    listed = [table.slots[inside].astype(np.int64)]
     listed += [
-        np.array([slot for tier, slot in s.slots[group] if tier == DEVICE], dtype=np.int32)
+        np.array([slot for tier, slot in s.slots[group] if tier == DEVICE], dtype=np.int64)
         for s in cache.suspensions.values()
     ]
     listed += [slots for pinned in cache.pins.values() for pinned_group, slots in pinned if pinned_group == group]
     if cache.sharing is not None:
         doubles = [slot for doubled_group, slot in cache.sharing.doubles() if doubled_group == group]
-        listed.append(np.array(doubles, dtype=np.int32))
+        listed.append(np.array(doubles, dtype=np.int64))
     return np.bincount(np.concatenate(listed), minlength=len(cache.pool.slots[group].refs)) + _copied(cache, group)
 
 

@@ -45,6 +45,17 @@ class KeySpace:
     def child(self, parent: bytes, tokens: bytes) -> bytes:
         return self.digest(packed(_BLOCK, parent, tokens))
 
+    def children(self, parent: bytes, tokens: bytes) -> list[bytes]:
+        """The keys of these full blocks, one after the other: `child` of each, after the one before."""
+        keys: list[bytes] = []
+        width, digest, first = TOKEN_BYTES * self.block_tokens, self.digest, packed(_BLOCK)
+        length = width.to_bytes(8, "little")
+        for start in range(0, len(tokens), width):
+            size = len(parent).to_bytes(8, "little")
+            parent = digest(b"".join((first, size, parent, length, tokens[start : start + width])))
+            keys.append(parent)
+        return keys
+
 
 class Chain:
     """The keys of one sequence's full blocks, each hashed once."""
@@ -60,11 +71,8 @@ class Chain:
         full = len(tokens) // size
         if lacking >= full:
             return
-        said, width = token_bytes(tokens[lacking * size : full * size]), TOKEN_BYTES * size
-        key = self.keys[-1] if self.keys else self.root[0]
-        for start in range(0, len(said), width):
-            key = self.space.child(key, said[start : start + width])
-            self.keys.append(key)
+        last = self.keys[-1] if self.keys else self.root[0]
+        self.keys.extend(self.space.children(last, token_bytes(tokens[lacking * size : full * size])))
 
 
 def packed(*fields: bytes) -> bytes:

@@ -110,7 +110,7 @@ class Loading:
                 self._disk.hold(one.group, one.disk)
         for group in range(len(self._cache.tables)):
             here = [one.host for one in wanted if one.group == group and one.node is not None and one.host != NO_SLOT]
-            self._host.reference(group, np.array(here, dtype=np.int32))
+            self._host.reference(group, np.array(here, dtype=np.int64))
         for one in reversed(wanted):  # the beginning is the last to go: what follows it is of no use without it
             if one.disk != NO_SLOT and one.node is not None and self._disk is not None:
                 self._disk.find(one.group, one.node.identity)
@@ -133,7 +133,7 @@ class Loading:
         """The row was not seated after all."""
         for group in range(len(self._cache.tables)):
             here = [one.host for one in wanted if one.group == group and one.host != NO_SLOT]
-            self._host.unreference(group, np.array(here, dtype=np.int32))
+            self._host.unreference(group, np.array(here, dtype=np.int64))
         for one in wanted:
             if one.disk != NO_SLOT and self._disk is not None:
                 self._disk.let_go(one.group, one.disk)
@@ -222,7 +222,7 @@ class Loading:
         """No copies of these blocks are to come."""
         for used in (False, True):
             slots = [one.host for one in parts if one.arrived == used]
-            self._host.unreference(group, np.array(slots, dtype=np.int32), used=used)
+            self._host.unreference(group, np.array(slots, dtype=np.int64), used=used)
         for one in parts:
             one.host = NO_SLOT
         load.left -= len(parts)
@@ -258,7 +258,7 @@ class Loading:
             if one.target == NO_SLOT:
                 continue
             if one.arrived and one.full:
-                self._cache.pool.slots[one.group].move(np.array([one.target], dtype=np.int32), SlotState.READY)
+                self._cache.pool.slots[one.group].move(np.array([one.target], dtype=np.int64), SlotState.READY)
             if one.arrived and one.shared and one.node is not None:
                 assert sharing is not None
                 if sharing.directory.lives(one.node) and self._follows(one.node, one.group):
@@ -274,7 +274,7 @@ class Loading:
         """No copy touches its device slot any more."""
         if one.shared and one.node is not None:
             one.node.coming -= 1
-        slots = np.array([one.target], dtype=np.int32)
+        slots = np.array([one.target], dtype=np.int64)
         one.target = NO_SLOT
         self._cache.unreference(one.group, slots, -1, used=False)
 

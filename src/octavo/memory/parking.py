@@ -24,7 +24,7 @@ from octavo.memory.loading import Loading, Wanted
 from octavo.memory.prefix import NO_SLOT, Node
 from octavo.memory.tiers import HOST_TIER, HostTier
 from octavo.memory.transfers import Ended
-from octavo.memory.values import DEVICE, HOST, Int32, NewBlocks, Reservation, Shortfall, Suspended
+from octavo.memory.values import DEVICE, HOST, Int64, NewBlocks, Reservation, Shortfall, Suspended
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +97,7 @@ class Parking:
         for move, reason in zip(moves, ended.reasons, strict=True):
             del self._moving[move]
             value = self._cache.suspensions.get(move.ticket)
-            source, target = (np.array([slot], dtype=np.int32) for slot in (move.source, move.target))
+            source, target = (np.array([slot], dtype=np.int64) for slot in (move.source, move.target))
             if reason:
                 self._lose(move.ticket, reason)
             elif value is not None:
@@ -150,7 +150,7 @@ class Parking:
         self._broken.pop(ticket, None)
         for group, entries in enumerate(value.slots):
             here = [slot for tier, slot in entries if tier == HOST]
-            self._host.unreference(group, np.array(here, dtype=np.int32))
+            self._host.unreference(group, np.array(here, dtype=np.int64))
         self._cache.drop(value)
 
     # -- up -----------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Parking:
             max(0, layout.blocks_for(upto) - value.firsts[group] - len(value.slots[group]))
             for group, layout in enumerate(cache.layout.groups)
         ]
-        found = [(g, np.array([slot for _, slot in again], dtype=np.int32)) for g, (again, _) in enumerate(parts)]
+        found = [(g, np.array([slot for _, slot in again], dtype=np.int64)) for g, (again, _) in enumerate(parts)]
         for group, slots in found:  # before room is made: they must not go for it
             if len(slots):
                 assert cache.sharing is not None
@@ -202,22 +202,22 @@ class Parking:
         row: int,
         value: Suspended,
         parts: list[tuple[list[tuple[int, int]], list[Wanted]]],
-        taken: tuple[Int32, ...],
+        taken: tuple[Int64, ...],
     ) -> Reservation:
         cache = self._cache
         new, wanted = [], []
         for group, (again, lacking) in enumerate(parts):
             slots = [slot for _, slot in value.slots[group]]
-            self._host.unreference(group, np.array([slots[entry] for entry, _ in again], dtype=np.int32))
+            self._host.unreference(group, np.array([slots[entry] for entry, _ in again], dtype=np.int64))
             for entry, slot in again:
                 slots[entry] = slot
             for one, slot in zip(lacking, taken[group], strict=False):
                 one.target = slots[one.index - value.firsts[group]] = int(slot)
                 wanted.append(one)
-            whole = np.concatenate([np.array(slots, dtype=np.int32), taken[group][len(lacking) :]])
+            whole = np.concatenate([np.array(slots, dtype=np.int64), taken[group][len(lacking) :]])
             indices = cache.tables[group].adopt(row, value.firsts[group], whole)
             if len(whole):
-                new.append(NewBlocks(group, np.full(len(whole), row, dtype=np.int32), indices, whole))
+                new.append(NewBlocks(group, np.full(len(whole), row, dtype=np.int64), indices, whole))
         cache.seat_suspended(row, value)
         if wanted:
             self._loading.begin(row, wanted)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from octavo.memory.free import FreeRuns, FreeSlabs, FreeStack
 from octavo.memory.layout import Layout
 from octavo.memory.slots import GroupSlots, SlotState
-from octavo.memory.values import Int32, Shortfall
+from octavo.memory.values import Int64, Shortfall
 
 NO_OWNER = -1
 _DRAINING = int(SlotState.DRAINING)
@@ -108,7 +108,7 @@ class BlockPool:
         only: npt.NDArray[np.bool_] = (self._cached_in > 0) & (self._cached_in == self.used)
         return only
 
-    def count_cached(self, group: int, slots: Int32, change: int) -> None:
+    def count_cached(self, group: int, slots: Int64, change: int) -> None:
         """These READY slots have lost their last reference (+1), or gained their first or are to go (-1)."""
         self.cached[group] += change * len(slots)
         if len(slots) == 1:
@@ -136,7 +136,7 @@ class BlockPool:
                 partial_then[group] += int(draining[~emptied].sum()) - lost
         return gained + needed - _slabs_beyond(counts, partial_then, self.blocks_per_slab)
 
-    def take(self, counts: Sequence[int]) -> tuple[Int32, ...] | Shortfall:
+    def take(self, counts: Sequence[int]) -> tuple[Int64, ...] | Shortfall:
         """`counts[g]` slots of each group, moved EMPTY -> FILLING with one reference; all or nothing.
 
         Whoever keeps cached blocks has given up enough of them before.
@@ -146,19 +146,19 @@ class BlockPool:
             return short
         return tuple([self._take(group, n) for group, n in enumerate(counts)])
 
-    def _take(self, group: int, n: int) -> Int32:
+    def _take(self, group: int, n: int) -> Int64:
         if n == 0:
-            return np.empty(0, dtype=np.int32)
+            return np.empty(0, dtype=np.int64)
         per_slab = self.blocks_per_slab[group]
         columns = self.slots[group]
         if per_slab == 1 or self.contiguous:
             slabs = self.free.take(-(-n // per_slab))
-            slots = slabs if per_slab == 1 else np.arange(slabs[0] * per_slab, slabs[0] * per_slab + n, dtype=np.int32)
+            slots = slabs if per_slab == 1 else np.arange(slabs[0] * per_slab, slabs[0] * per_slab + n, dtype=np.int64)
             self.owner[slabs] = group
             self.used[slabs] = 1 if per_slab == 1 else np.minimum(per_slab, n - np.arange(len(slabs)) * per_slab)
             columns.move(slots, SlotState.FILLING)
         else:
-            slots = np.empty(n, dtype=np.int32)
+            slots = np.empty(n, dtype=np.int64)
             for i in range(n):
                 slots[i] = self._take_one(group)
         columns.refs[slots] = 1
@@ -178,24 +178,24 @@ class BlockPool:
             self._partial_free[group] += per_slab
         first = slab * per_slab
         slot = first + int(np.argmax(self.slots[group].state[first : first + per_slab] == SlotState.EMPTY))
-        self.slots[group].move(np.array([slot], dtype=np.int32), SlotState.FILLING)
+        self.slots[group].move(np.array([slot], dtype=np.int64), SlotState.FILLING)
         self._partial_free[group] -= 1
         self.used[slab] = used + 1
         if used + 1 < per_slab:
             buckets[used + 1][slab] = None
         return slot
 
-    def drain(self, group: int, slots: Int32) -> None:
+    def drain(self, group: int, slots: Int64) -> None:
         """Unreferenced slots -> DRAINING: plans up to each one's `last_plan` may still touch it."""
         self.slots[group].move(slots, SlotState.DRAINING)
         self.draining[group] += len(slots)
 
-    def undrain(self, group: int, slots: Int32) -> None:
+    def undrain(self, group: int, slots: Int64) -> None:
         """DRAINING slots whose state is wanted after all -> READY."""
         self.slots[group].move(slots, SlotState.READY)
         self.draining[group] -= len(slots)
 
-    def give(self, group: int, slots: Int32) -> None:
+    def give(self, group: int, slots: Int64) -> None:
         """Unreferenced slots -> EMPTY; a slab left without a slot in use is free for every group."""
         columns = self.slots[group]
         if len(slots) == 1:  # cached blocks are given up one by one, very many of them
@@ -234,7 +234,7 @@ class BlockPool:
         if not self.contiguous:
             self._partial_free[group] -= per_slab
         self.owner[slab] = NO_OWNER
-        self.free.give(np.array([slab], dtype=np.int32))
+        self.free.give(np.array([slab], dtype=np.int64))
 
 
 def _slabs_beyond(counts: Sequence[int], partial_free: Sequence[int], per_slab: Sequence[int]) -> int:

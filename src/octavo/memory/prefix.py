@@ -52,6 +52,8 @@ class Node:
     """By first token, then by key: whom to compare for a block shared in part."""
     children_in: tuple[list[int], ...]
     """By tier, then group: how many of its children are kept there."""
+    kept: int = 0
+    """Slots that it names, of any tier and group."""
     coming: int = 0
     """Copies to the device that are under way, of any group."""
     settled: int = 0
@@ -104,6 +106,8 @@ class PrefixDirectory:
         self._nodes: dict[bytes, Node] = {}
         self._at: tuple[tuple[dict[int, Node], ...], ...] = tuple(tuple({} for _ in groups) for _ in slots)
         self._numbers = 0
+        self.keys_identify = space.digest is sha256
+        """Whether the key of a block is its identity too."""
         self.uses = 0
         """How often state was let go by somebody who had read it: the clock of `last_used`."""
 
@@ -224,39 +228,28 @@ class PrefixDirectory:
         if node is not None:
             return node if node.parent is parent and node.said == said else None
         self._numbers += 1
+        none, zero = [NO_SLOT] * len(self.groups), [0] * len(self.groups)
+        places: tuple[list[int], ...] = (none,)
+        children_in: tuple[list[int], ...] = (zero,)
+        for _ in range(1, len(self._at)):
+            places, children_in = (*places, none.copy()), (*children_in, zero.copy())
+        identity = key if self.keys_identify else _identity(parent, said)
         index = -1 if parent is None else parent.index + 1
-        places = tuple([NO_SLOT] * len(self.groups) for _ in self._at)
-        children_in = tuple([0] * len(self.groups) for _ in self._at)
-        node = Node(
-            self._numbers,
-            parent,
-            key,
-            said,
-            index,
-            self._identity(parent, key, said),
-            places[0],
-            places,
-            {},
-            children_in,
-        )
+        node = Node(self._numbers, parent, key, said, index, identity, none, places, {}, children_in)
         self._nodes[key] = node
         if parent is not None:
-            parent.children.setdefault(said[:_TOKEN_BYTES], {})[key] = node
+            first = said[:_TOKEN_BYTES]
+            alike = parent.children.get(first)
+            if alike is None:
+                parent.children[first] = {key: node}
+            else:
+                alike[key] = node
         return node
-
-    @property
-    def keys_identify(self) -> bool:
-        """Whether the key of a block is its identity too."""
-        return self.space.digest is sha256
-
-    def _identity(self, parent: Node | None, key: bytes, said: bytes) -> bytes:
-        if self.keys_identify:
-            return key
-        return sha256(said if parent is None else packed(parent.identity, said))
 
     def place(self, node: Node, group: int, slot: int, tier: int = 0) -> None:
         """`slot` holds the state of `node` in this group, which this tier keeps nowhere else."""
         node.places[tier][group] = slot
+        node.kept += 1
         self.keyed_in[tier][group][slot] = True
         self._at[tier][group][slot] = node
         if node.parent is not None:
@@ -267,6 +260,7 @@ class PrefixDirectory:
         stood = node = self._at[tier][group].pop(slot)
         self.keyed_in[tier][group][slot] = False
         node.places[tier][group] = NO_SLOT
+        node.kept -= 1
         if node.parent is not None:
             node.parent.children_in[tier][group] -= 1
         self.forget_if_bare(node)
@@ -275,23 +269,21 @@ class PrefixDirectory:
     def forget_if_bare(self, node: Node) -> None:
         """Remove a node that names no slot, has none below it and is nobody's, and so on towards its root."""
         at: Node | None = node
-        while at is not None and not at.children and not at.held and not _kept_anywhere(at):
+        while at is not None and not at.children and not at.held and not at.kept:
             del self._nodes[at.key]
             parent = at.parent
             if parent is not None:
-                siblings = parent.children[at.said[:_TOKEN_BYTES]]
+                first = at.said[:_TOKEN_BYTES]
+                siblings = parent.children[first]
                 del siblings[at.key]
                 if not siblings:
-                    del parent.children[at.said[:_TOKEN_BYTES]]
+                    del parent.children[first]
             at = parent
 
 
-def _kept_anywhere(node: Node) -> bool:
-    for place in node.places:
-        for slot in place:
-            if slot != NO_SLOT:
-                return True
-    return False
+def _identity(parent: Node | None, said: bytes) -> bytes:
+    """What names a block whose key is not made with SHA-256."""
+    return sha256(said if parent is None else packed(parent.identity, said))
 
 
 def _shared_tokens(one: bytes, other: bytes) -> int:

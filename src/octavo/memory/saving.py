@@ -125,7 +125,7 @@ class Saving:
 
     def _begin(self, group: int, slot: int, target: int) -> None:
         copy = _Copy(group, self._directory.node_of(group, slot), slot, target)
-        self._shelf.take_up(group, np.array([slot], dtype=np.int32))
+        self._shelf.take_up(group, np.array([slot], dtype=np.int64))
         self._queued.append(copy)
         self._moving[copy] = None
 
@@ -212,7 +212,7 @@ class Saving:
             if target is None:
                 break
             node = self._directory.node_of(group, slot, HOST_TIER)
-            self._host.reference(group, np.array([slot], dtype=np.int32))
+            self._host.reference(group, np.array([slot], dtype=np.int64))
             copy = _Copy(group, node, slot, target)
             self._storing[copy] = None
             copies.append(copy)
@@ -253,8 +253,8 @@ class Saving:
                 self._host.publish(node, group, copy.target)
             self._shelf.settle(node, group)
         group = copies[0].group
-        self._host.unreference(group, np.array([copy.target for copy in copies], dtype=np.int32))
-        self._cache.unreference(group, np.array([copy.source for copy in copies], dtype=np.int32), -1, used=False)
+        self._host.unreference(group, np.array([copy.target for copy in copies], dtype=np.int64))
+        self._cache.unreference(group, np.array([copy.source for copy in copies], dtype=np.int64), -1, used=False)
 
     def _stored(self, copies: list[_Copy], ended: Ended) -> None:
         assert self._disk is not None
@@ -271,7 +271,7 @@ class Saving:
                 self.erase.append((group, copy.target))
             self._disk.let_go(group, copy.target)
             self._host.shelf.settle(node, group)
-            self._host.unreference(group, np.array([copy.source], dtype=np.int32))
+            self._host.unreference(group, np.array([copy.source], dtype=np.int64))
 
     def held(self) -> list[tuple[int, int, int]]:
         """(tier, group, slot) of what copies touch, for the invariants."""

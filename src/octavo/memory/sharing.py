@@ -153,21 +153,30 @@ class Sharing:
         width, said = TOKEN_BYTES * self.directory.space.block_tokens, token_bytes(tokens)
         at = self._at[row]
         self.completed[row] += len(keys)
+        if at.tail is None:
+            for _ in range(min(len(keys), len(at.announced))):
+                self._computed(at.announced.pop())
+            return
+        begin = at.tail.index + 1
+        held = [
+            (group, int(table.firsts[row]), table.slots[row, begin : begin + len(keys)].tolist())
+            for group, table in enumerate(tables)
+            if self.pool.layout.groups[group].block_tokens
+        ]
         for i, key in enumerate(keys):
             if at.announced:
                 self._computed(at.announced.pop())
-            if at.tail is None:
-                return
-            child = self.directory.child_that_says(at.tail, key, said[i * width : (i + 1) * width])
+            tail = at.tail
+            child = self.directory.child_that_says(tail, key, said[i * width : (i + 1) * width])
             if child is None:  # another text has this key: nothing after it can be found either
                 self._hold(at, None)
                 return
-            at.tail.held -= 1  # with a child it is not bare
+            tail.held -= 1  # with a child it is not bare
             child.held += 1
             at.tail = child
-            for group, table in enumerate(tables):
-                if self.pool.layout.groups[group].block_tokens and table.firsts[row] <= at.tail.index:
-                    self._place(at, group, int(table.slots[row, at.tail.index]))
+            for group, first, slots in held:
+                if first <= child.index:
+                    self._place(at, group, slots[i])
 
     def _place(self, at: _Standing, group: int, slot: int) -> None:
         """The state of the row's tail is in `slot`."""
@@ -176,7 +185,7 @@ class Sharing:
         kept = node.slots[group]
         if kept != NO_SLOT and self.directory.grows[group]:
             if self.pool.slots[group].refs[kept]:
-                self.shelf.take_up(group, np.array([kept], dtype=np.int32))
+                self.shelf.take_up(group, np.array([kept], dtype=np.int64))
                 at.doubles.append((group, kept))
                 return
             # Nobody references it: holding both would take room that nobody was charged for.
@@ -194,7 +203,7 @@ class Sharing:
         if kept == NO_SLOT:
             self.shelf.place(node, group, slot)
         elif row is not None and self.directory.grows[group]:
-            self.shelf.take_up(group, np.array([kept], dtype=np.int32))
+            self.shelf.take_up(group, np.array([kept], dtype=np.int64))
             self._at[row].doubles.append((group, kept))
 
     def forget_all(self) -> list[int]:

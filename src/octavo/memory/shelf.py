@@ -23,7 +23,7 @@ from octavo.errors import PolicyError
 from octavo.memory.pool import BlockPool
 from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
 from octavo.memory.slots import SlotState
-from octavo.memory.values import Int32
+from octavo.memory.values import Int64
 from octavo.policy.eviction import Evictable, Eviction
 
 _READY, _DRAINING = int(SlotState.READY), int(SlotState.DRAINING)
@@ -55,7 +55,7 @@ class Shelf:
 
     # -- references ---------------------------------------------------------------------------
 
-    def keep(self, group: int, slots: Int32, *, used: bool = True) -> None:
+    def keep(self, group: int, slots: Int64, *, used: bool = True) -> None:
         """READY slots at nodes have lost their last reference: they are cached. `used`: by somebody who read them."""
         self.pool.count_cached(group, slots, +1)
         self.directory.uses += used
@@ -69,13 +69,13 @@ class Shelf:
             self._mark_unsaved(node, group, slot)
             self._offer(node, group)
 
-    def use(self, group: int, slots: Int32) -> None:
+    def use(self, group: int, slots: Int64) -> None:
         """Somebody who has read these slots lets them go, and others still reference them."""
         self.directory.uses += 1
         for slot in slots[self.directory.keyed_in[self.tier][group][slots]].tolist():
             self.directory.node_of(group, slot, self.tier).last_used = self.directory.uses
 
-    def take_up(self, group: int, slots: Int32) -> None:
+    def take_up(self, group: int, slots: Int64) -> None:
         """Slots at nodes gain a reference: cached ones are not evictable any more, draining ones stay."""
         columns = self.pool.slots[group]
         idle = slots[columns.refs[slots] == 0]
@@ -225,7 +225,7 @@ class Shelf:
         return None
 
     def evict(self, block: Evictable) -> None:
-        columns, slots = self.pool.slots[block.group], np.array([block.slot], dtype=np.int32)
+        columns, slots = self.pool.slots[block.group], np.array([block.slot], dtype=np.int64)
         if columns.refs[block.slot] or not self.directory.keyed_in[self.tier][block.group][block.slot]:
             raise PolicyError(f"eviction {self.eviction.name!r} chose slot {block.slot}, which is not evictable")
         if (block.group, block.slot) in self.withheld:
@@ -260,7 +260,7 @@ class Shelf:
             gone.append(block.slot)
             self._offer_again(parent, 0)
         if gone:
-            slots = np.array(gone[::-1], dtype=np.int32)  # the last one given up is the first one taken
+            slots = np.array(gone[::-1], dtype=np.int64)  # the last one given up is the first one taken
             self.pool.count_cached(0, slots, -1)
             self.pool.give(0, slots)
             self.evicted_blocks += len(gone)
@@ -271,7 +271,7 @@ class Shelf:
         if self.pool.slots[group].state[slot] == _READY:
             self._forget_unsaved(group, slot)
             self._withdraw(group, slot)
-            slots = np.array([slot], dtype=np.int32)
+            slots = np.array([slot], dtype=np.int64)
             self.pool.count_cached(group, slots, -1)
             self.pool.give(group, slots)
 

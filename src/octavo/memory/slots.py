@@ -17,7 +17,7 @@ from enum import IntEnum
 import numpy as np
 
 from octavo.errors import InvariantViolation
-from octavo.memory.values import Int32
+from octavo.memory.values import Int64
 
 
 class SlotState(IntEnum):
@@ -54,10 +54,10 @@ class GroupSlots:
         self.refs = np.zeros(total, dtype=np.int32)
         self.last_plan = np.full(total, -1, dtype=np.int64)
 
-    def move(self, slots: Int32, after: SlotState) -> None:
+    def move(self, slots: Int64, after: SlotState) -> None:
         """Move slots to a state. Raises `InvariantViolation` on an illegal move, changing nothing."""
         legal = _LEGAL_TO[after].take(self.state[slots])
-        if not legal.all():
+        if np.count_nonzero(legal) != len(legal):
             bad = int(slots[~legal][0])
             before = SlotState(int(self.state[bad])).name
             raise InvariantViolation("slot-moves", f"slot {bad}: {before} -> {after.name} is not a legal move")

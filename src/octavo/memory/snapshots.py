@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from octavo.memory.cache import KVCache
 from octavo.memory.prefix import NO_SLOT, Node
 from octavo.memory.slots import SlotState
-from octavo.memory.values import BlockCopies, Int32, Shortfall
+from octavo.memory.values import BlockCopies, Int64, Shortfall
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class _Taken:
     row: int
     blocks: int
     """Whole blocks that the row had computed."""
-    slots: tuple[tuple[int, Int32], ...]
+    slots: tuple[tuple[int, Int64], ...]
     """(group, slot)"""
 
 

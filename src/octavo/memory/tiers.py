@@ -22,7 +22,7 @@ from octavo.memory.pool import BlockPool
 from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
 from octavo.memory.shelf import Shelf
 from octavo.memory.slots import SlotState
-from octavo.memory.values import Int32, Shortfall
+from octavo.memory.values import Int64, Shortfall
 from octavo.policy.eviction import Eviction
 
 HOST_TIER, DISK_TIER = 1, 2
@@ -42,7 +42,7 @@ class HostTier:
         needed, free = self.pool.room_for(counts)
         return needed <= free
 
-    def take(self, counts: Sequence[int]) -> tuple[Int32, ...] | None:
+    def take(self, counts: Sequence[int]) -> tuple[Int64, ...] | None:
         """`counts[g]` slots of each group g with one reference each, or None. Never waits for the disk."""
         if not self.has_room(counts):
             return None
@@ -62,7 +62,7 @@ class HostTier:
         got = self.take([int(g == group) for g in range(len(self.pool.slots))])
         return None if got is None else int(got[group][0])
 
-    def reference(self, group: int, slots: Int32) -> None:
+    def reference(self, group: int, slots: Int64) -> None:
         """Somebody more needs the state of each of these slots."""
         if self.shelf is None:
             self.pool.slots[group].refs[slots] += 1
@@ -71,7 +71,7 @@ class HostTier:
         self.shelf.take_up(group, slots[keyed])
         self.pool.slots[group].refs[slots[~keyed]] += 1
 
-    def unreference(self, group: int, slots: Int32, *, used: bool = False) -> None:
+    def unreference(self, group: int, slots: Int64, *, used: bool = False) -> None:
         """Somebody less does: with the last one a slot is cached where it can be found, else EMPTY.
 
         `used`: it has been read for a sequence, so that it is among the last to be evicted.
@@ -92,7 +92,7 @@ class HostTier:
         assert self.shelf is not None
         columns = self.pool.slots[group]
         if columns.state[slot] == SlotState.FILLING:
-            columns.move(np.array([slot], dtype=np.int32), SlotState.READY)
+            columns.move(np.array([slot], dtype=np.int64), SlotState.READY)
         self.shelf.place(node, group, slot)
 
     def withdraw(self, node: Node, group: int) -> None:

@@ -20,9 +20,9 @@ class NewBlocks:
     """Blocks of one group appended to tables: `tables[rows[i], indices[i]] = slots[i]`."""
 
     group: int
-    rows: Int32
-    indices: Int32
-    slots: Int32
+    rows: Int64
+    indices: Int64
+    slots: Int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +40,8 @@ class BlockCopies:
     """Whole blocks of one group to be copied on the device: `sources[i]` to `targets[i]`."""
 
     group: int
-    sources: Int32
-    targets: Int32
+    sources: Int64
+    targets: Int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)

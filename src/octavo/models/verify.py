@@ -59,7 +59,7 @@ class _Witness:
     def admit(self, admission: Admission) -> None:
         self.sequence_in[admission.row] = admission.sequence_id
 
-    def sample(self, logits: torch.Tensor, rows: Int32, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
+    def sample(self, logits: torch.Tensor, rows: Int64, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
         tokens = np.zeros(len(rows), dtype=np.int32)
         for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
             sequence = self.sequence_in[row]

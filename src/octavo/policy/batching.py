@@ -29,17 +29,17 @@ class Batching(Protocol):
 
 def decodes_first(wanted: Int64, budget: int) -> Int64:
     """Everyone who wants one token gets it; what is left goes to longer chunks in running order."""
-    given = np.minimum(wanted, 1)
-    given[wanted > 1] = 0
-    if given.sum() > budget:
+    longer = wanted > 1
+    given = np.where(longer, 0, wanted)
+    left = budget - int(np.count_nonzero(given))
+    if left < 0:
         given[np.cumsum(given) > budget] = 0
         return given
-    left = budget - int(given.sum())
-    for index in np.flatnonzero(wanted > 1):
+    for index in longer.nonzero()[0].tolist():
         if left <= 0:
             break
-        given[index] = min(int(wanted[index]), left)
-        left -= int(given[index])
+        given[index] = some = min(int(wanted[index]), left)
+        left -= some
     return given
 
 

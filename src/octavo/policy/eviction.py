@@ -19,8 +19,10 @@ from typing import Protocol
 from octavo.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evictable:
+    """Nobody changes it; not frozen, since one is made for every block kept, and freezing takes thrice as long."""
+
     group: int
     slot: int
     last_used: int
@@ -65,20 +67,23 @@ class _Ranked:
 
     def offer(self, block: Evictable) -> None:
         rank = self.rank(block)
-        self._offered[block.group, block.slot] = (rank, block)
-        heap = self._heaps.setdefault(block.group, [])
-        heappush(heap, (rank, -block.index, block.slot))
+        group, slot = block.group, block.slot
+        self._offered[group, slot] = (rank, block)
+        heap = self._heaps.get(group)
+        if heap is None:
+            heap = self._heaps[group] = []
+        heappush(heap, (rank, -block.index, slot))
         if len(heap) > 64 + _STALE * len(self._offered):
-            self._sweep(block.group)
+            self._sweep(group)
 
     def withdraw(self, group: int, slot: int) -> None:
         self._offered.pop((group, slot), None)
 
     def choose(self, group: int) -> Evictable | None:
-        heap = self._heaps.get(group, [])
+        heap, offered = self._heaps.get(group), self._offered
         while heap:
             rank, depth, slot = heap[0]
-            found = self._offered.get((group, slot))
+            found = offered.get((group, slot))
             if found is not None and found[0] == rank and found[1].index == -depth:
                 return found[1]
             heappop(heap)

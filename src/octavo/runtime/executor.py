@@ -37,7 +37,7 @@ class RowSampler(Protocol):
 
     def admit(self, admission: Admission) -> None: ...
 
-    def sample(self, logits: torch.Tensor, rows: Int32, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
+    def sample(self, logits: torch.Tensor, rows: Int64, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
         """A token for each row of `logits`, NO_TOKEN where none can be chosen.
 
         `positions` are those of the tokens being sampled; log-probabilities are keyed by row of `logits`.

@@ -156,7 +156,7 @@ class Sampler:
                 raise InvariantViolation("structured outputs have grammars", f"request {request.request_id!r}")
             self._followers[row] = self._languages.follow(asked, request.stop_ids, outputs)
 
-    def sample(self, logits: Tensor, rows: Int32, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
+    def sample(self, logits: Tensor, rows: Int64, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
         """One token for each row of `logits` [R, vocab], and the log-probabilities asked for, by index into R.
 
         `rows[i]` is the seat that logits row i belongs to, each at most once; `positions[i]` is the position
@@ -186,7 +186,7 @@ class Sampler:
         for start in range(0, len(index), self._slice):
             yield index[start : start + self._slice]
 
-    def _choose(self, logits: Tensor, part: _Rows, rows: Int32, positions: Int64, tokens: Int32) -> None:
+    def _choose(self, logits: Tensor, part: _Rows, rows: Int64, positions: Int64, tokens: Int32) -> None:
         """Apply the rules to the logits rows in `part`, then choose their tokens into `tokens`."""
         work = logits[self._to_device(part)].float()  # a copy [P, vocab]: indexing never aliases
         seats = rows[part]
@@ -309,7 +309,7 @@ class Sampler:
         return np.asarray(tokens.masked_fill_(~done, NO_TOKEN).cpu())
 
     def _report(
-        self, logits: Tensor, part: _Rows, rows: Int32, tokens: Int32, logprobs: dict[int, TokenLogprobs]
+        self, logits: Tensor, part: _Rows, rows: Int64, tokens: Int32, logprobs: dict[int, TokenLogprobs]
     ) -> None:
         """Log-probabilities of raw logits, for the logits rows in `part`."""
         asked = self._logprobs[rows[part]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.memory.values import BlockCopies, Int32, Int64, NewBlocks
+from octavo.memory.values import BlockCopies, Int64, NewBlocks
 from octavo.scheduling.events import Resource
 from octavo.scheduling.plan import Admission
 
@@ -14,7 +14,7 @@ from octavo.scheduling.plan import Admission
 @dataclass(slots=True, eq=False)
 class Draft:
     now: float
-    rows: Int32
+    rows: Int64
     """Running rows at the start of the step, in order of admission."""
     given: Int64
     """Positions for each of `rows`."""
@@ -53,16 +53,16 @@ class Draft:
         self.new_blocks = kept
         return withdrawn
 
-    def chunks(self) -> tuple[Int32, Int64]:
+    def chunks(self) -> tuple[Int64, Int64]:
         """Rows and counts of the plan: the running ones that got something, then who entered."""
-        going = np.flatnonzero(self.given)
+        going = self.given.nonzero()[0]
         rows, counts = self.rows[going], self.given[going]
         if not self.entered_rows:
             return rows, counts
         entered = np.array(self.entered_counts, dtype=np.int64)
         computing = entered > 0
         return (
-            np.concatenate([rows, np.array(self.entered_rows, dtype=np.int32)[computing]]),
+            np.concatenate([rows, np.array(self.entered_rows, dtype=np.int64)[computing]]),
             np.concatenate([counts, entered[computing]]),
         )
 

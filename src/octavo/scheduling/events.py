@@ -152,7 +152,7 @@ class StepTokens:
     number: int
     sequence_ids: Int64
     tokens: Int32
-    rows: Int32
+    rows: Int64
     """Seat of each sequence, as in its last `Admitted`."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By sequence id."""

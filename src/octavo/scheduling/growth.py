@@ -25,7 +25,7 @@ def grow(scheduler: Scheduler, draft: Draft) -> None:
     """Reserve for `draft.given`, lowering it where blocks run out."""
     if scheduler.cache.gives_up:
         scheduler.cache.slide(draft.rows)
-    going = np.flatnonzero(draft.given)
+    going = draft.given.nonzero()[0]
     if not len(going):
         return
     rows = draft.rows[going]

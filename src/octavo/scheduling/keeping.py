@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.memory.sharing import Sharing
-from octavo.memory.values import BlockCopies, Int32, Int64
+from octavo.memory.values import BlockCopies, Int64
 
 if TYPE_CHECKING:
     from octavo.scheduling.scheduler import Scheduler
     from octavo.scheduling.sequence import Sequence
 
 
-def key_filled(scheduler: Scheduler, sharing: Sharing, rows: Int32, ends: Int64) -> None:
+def key_filled(scheduler: Scheduler, sharing: Sharing, rows: Int64, ends: Int64) -> None:
     """Blocks that these rows have filled become findable."""
     size = sharing.directory.space.block_tokens
-    for index in np.flatnonzero(ends // size > sharing.completed[rows]).tolist():
+    for index in (ends // size > sharing.completed[rows]).nonzero()[0].tolist():
         row, full = int(rows[index]), int(ends[index]) // size
         chain, first = scheduler.running.sequence(row).chain, int(sharing.completed[row])
         assert chain is not None
@@ -29,7 +29,7 @@ def key_filled(scheduler: Scheduler, sharing: Sharing, rows: Int32, ends: Int64)
         sharing.key(row, scheduler.cache.tables, chain.keys[first:full], tokens)
 
 
-def copies_after(scheduler: Scheduler, number: int, rows: Int32, ends: Int64) -> tuple[BlockCopies, ...]:
+def copies_after(scheduler: Scheduler, number: int, rows: Int64, ends: Int64) -> tuple[BlockCopies, ...]:
     """Constant state to be kept as it stands when the plan has been computed."""
     sharing = scheduler.cache.sharing
     assert sharing is not None

@@ -36,7 +36,7 @@ class DecodeRun:
     """Number of the first plan."""
     moments: npt.NDArray[np.float64]
     """When each step was planned, and when the last one was done: one more than there are steps."""
-    rows: Int32
+    rows: Int64
     sequence_ids: Int64
     tokens: Int32
     """The token of each row, the same in every step but the last."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.errors import InvariantViolation
 from octavo.memory.layout import BOUNDLESS
-from octavo.memory.values import Int32, Int64, Shortfall
+from octavo.memory.values import Int64, Shortfall
 from octavo.scheduling.keeping import key_filled
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Taken:
     evicted: Int64
 
 
-def take_blocks(scheduler: Scheduler, rows: Int32, asked: Blocks) -> Taken:
+def take_blocks(scheduler: Scheduler, rows: Int64, asked: Blocks) -> Taken:
     """Reserve and commit for these steps, or for as many as there are blocks for."""
     cache = scheduler.cache
     pool, sharing = cache.pool, cache.sharing
@@ -58,7 +58,7 @@ def take_blocks(scheduler: Scheduler, rows: Int32, asked: Blocks) -> Taken:
     return _in_order(scheduler, rows, asked, _crossings(cache, rows, asked))
 
 
-def first_slide(cache: KVCache, rows: Int32, positions: Int64, steps: int) -> int:
+def first_slide(cache: KVCache, rows: Int64, positions: Int64, steps: int) -> int:
     """Steps before the first that begins with giving up blocks; `steps` if none does."""
     slides = _slides(cache, rows, positions, steps)
     return slides[0] if slides else steps
@@ -81,7 +81,7 @@ class _Coming:
     """Which of its row's new blocks it is."""
 
 
-def _coming(cache: KVCache, rows: Int32, asked: Blocks) -> _Coming:
+def _coming(cache: KVCache, rows: Int64, asked: Blocks) -> _Coming:
     size = cache.layout.groups[0].block_tokens or BOUNDLESS
     room = cache.tables[0].counts[rows] * size - asked.positions
     many = np.maximum(0, -(-(asked.steps - room) // size))
@@ -93,7 +93,7 @@ def _coming(cache: KVCache, rows: Int32, asked: Blocks) -> _Coming:
     return _Coming(steps[order], places[order], turns[order])
 
 
-def _at_once(scheduler: Scheduler, rows: Int32, asked: Blocks, coming: _Coming) -> Taken:
+def _at_once(scheduler: Scheduler, rows: Int64, asked: Blocks, coming: _Coming) -> Taken:
     """One group, a block a slab: many blocks are those that come one by one."""
     cache, pool = scheduler.cache, scheduler.cache.pool
     taken = np.bincount(coming.steps, minlength=asked.steps).cumsum()
@@ -112,7 +112,7 @@ def _at_once(scheduler: Scheduler, rows: Int32, asked: Blocks, coming: _Coming) 
     return Taken(free_slabs, np.zeros(enough, dtype=np.int64))
 
 
-def _key(scheduler: Scheduler, sharing: Sharing, rows: Int32, positions: Int64, free_slabs: Int64) -> None:
+def _key(scheduler: Scheduler, sharing: Sharing, rows: Int64, positions: Int64, free_slabs: Int64) -> None:
     """Blocks that were completed in these steps become findable, by step, then row."""
     size, pool = sharing.directory.space.block_tokens, scheduler.cache.pool
     for step, places in by_step(until_full(positions, size), size, len(free_slabs)):
@@ -121,7 +121,7 @@ def _key(scheduler: Scheduler, sharing: Sharing, rows: Int32, positions: Int64, 
         free_slabs[step + 1 :] += pool.available_slabs - before
 
 
-def _in_order(scheduler: Scheduler, rows: Int32, asked: Blocks, crossings: Due) -> Taken:
+def _in_order(scheduler: Scheduler, rows: Int64, asked: Blocks, crossings: Due) -> Taken:
     """Whatever is due, step by step."""
     cache, steps = scheduler.cache, asked.steps
     if cache.gives_up:  # of whoever has ended in its seat too
@@ -152,7 +152,7 @@ def _in_order(scheduler: Scheduler, rows: Int32, asked: Blocks, crossings: Due) 
     return Taken(free_slabs, evicted)
 
 
-def _crossings(cache: KVCache, rows: Int32, asked: Blocks) -> Due:
+def _crossings(cache: KVCache, rows: Int64, asked: Blocks) -> Due:
     """Steps in which some of `rows` need a block of some group, with their places, both in order."""
     due: dict[int, list[Int64]] = {}
     for group, table in zip(cache.layout.groups, cache.tables, strict=True):
@@ -165,7 +165,7 @@ def _crossings(cache: KVCache, rows: Int32, asked: Blocks) -> Due:
     return {step: np.unique(np.concatenate(due[step])) for step in sorted(due)}
 
 
-def _slides(cache: KVCache, rows: Int32, positions: Int64, steps: int) -> list[int]:
+def _slides(cache: KVCache, rows: Int64, positions: Int64, steps: int) -> list[int]:
     """Steps, in order, that begin with giving up blocks of some row."""
     due = np.zeros(steps, dtype=bool)
     if not cache.gives_up or not steps:

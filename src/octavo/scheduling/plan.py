@@ -67,7 +67,7 @@ class StepPlan:
     number: int
     planned_s: float
     sequence_ids: Int64
-    rows: Int32
+    rows: Int64
     starts: Int32
     counts: Int32
     samples: Bool

@@ -50,10 +50,14 @@ class RunningSet:
         """The tokens a row had when it was seated."""
         self.outputs = np.zeros((rows, 64), dtype=np.int32)
         self.stop_ids = np.full((rows, 1), _NO_STOP, dtype=np.int32)
-        self.order = np.empty(0, dtype=np.int32)
+        self.order = np.empty(0, dtype=np.int64)
         """Rows in order of admission."""
         self._sequences: list[Sequence | None] = [None] * rows
         self._free_rows = list(range(rows - 1, -1, -1))
+        self._cuts = False
+        """Whether any sequence so far had a position to cut at."""
+        self._stops: list[tuple[int, ...]] = [()] * rows
+        """What stands in `stop_ids`, by row."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -63,18 +67,19 @@ class RunningSet:
         assert sequence is not None, f"row {row} is empty"
         return sequence
 
-    def live_rows(self) -> Int32:
+    def live_rows(self) -> Int64:
         """Rows whose sequence has not ended, in order of admission."""
         return self.order[~self.done[self.order]]
 
-    def wanted(self, rows: Int32) -> Int64:
+    def wanted(self, rows: Int64) -> Int64:
         """Positions that each row could compute now."""
         known = self.known[rows] + self.pending[rows]
-        wanted = known - self.computed[rows]
+        computed = self.computed[rows]
+        wanted = known - computed
         wanted[(known >= self.limit[rows]) | self.done[rows] | self.loading[rows]] = 0
         most: Int64 = np.minimum(wanted, self.step[rows])
-        to_cut = self.cut[rows] - self.computed[rows]
-        if (to_cut > 0).any():
+        if self._cuts:
+            to_cut = self.cut[rows] - computed
             most = np.where(to_cut > 0, np.minimum(most, to_cut), most)
         return most
 
@@ -93,13 +98,15 @@ class RunningSet:
         self.step[row] = step
         self.singly[row] = False
         self.cut[row] = cut
+        self._cuts = self._cuts or cut > 0
         self.loading[row] = False
         self.last_token[row] = feed[-1]
         self.done[row] = False
         self.feed[row] = feed
-        self.outputs[row, : len(outputs)] = outputs
+        if len(outputs):
+            self.outputs[row, : len(outputs)] = outputs
         self._set_stops(row, sequence.request.stop_ids)
-        self.order = np.append(self.order, np.int32(row))
+        self.order = np.concatenate((self.order, (row,)))
         self._sequences[row] = sequence
         sequence.row = row
         sequence.state = SequenceState.RUNNING
@@ -122,17 +129,20 @@ class RunningSet:
         else:
             self.order = self.order[~np.isin(self.order, leaving)]
 
-    def tokens_at(self, rows: Int32, starts: Int64, counts: Int64) -> Int32:
+    def tokens_at(self, rows: Int64, starts: Int64, counts: Int64) -> Int32:
         """Token ids of the chunks, ragged; PENDING where the token is still in flight."""
-        decodes = starts >= self.feed_tokens[rows]
-        last = np.where(self.pending[rows] > 0, np.int32(PENDING), self.last_token[rows])
-        if decodes.all():
+        last = self.last_token[rows]
+        last[self.pending[rows] > 0] = PENDING
+        chunks = (starts < self.feed_tokens[rows]).nonzero()[0].tolist()
+        if not chunks:
             return last
-        pieces = [
-            last[i : i + 1] if decodes[i] else self._fed(int(rows[i]))[starts[i] : starts[i] + counts[i]]
-            for i in range(len(rows))
-        ]
-        return np.concatenate(pieces)
+        pieces: list[Int32] = []
+        done = 0
+        for i in chunks:
+            start = int(starts[i])
+            pieces += (last[done:i], self._fed(int(rows[i]))[start : start + int(counts[i])])
+            done = i + 1
+        return np.concatenate((*pieces, last[done:]))
 
     def tokens_between(self, row: int, first: int, end: int) -> Int32:
         """Known tokens first .. end - 1 of the row's sequence."""
@@ -142,16 +152,17 @@ class RunningSet:
         outputs = self.outputs[row, max(0, len(feed) - prompt, first - prompt) : end - prompt]
         return np.concatenate([feed[first:], outputs]) if first < len(feed) else outputs
 
-    def learn(self, rows: Int32, tokens: Int32) -> None:
+    def learn(self, rows: Int64, tokens: Int32) -> None:
         """Each row's next token has become known."""
-        index = self.known[rows] - self.prompt[rows]
+        known = self.known[rows]
+        index = known - self.prompt[rows]
         self._widen_outputs(int(index.max(initial=-1)) + 1)
         self.outputs[rows, index] = tokens
         self.last_token[rows] = tokens
-        self.known[rows] += 1
+        self.known[rows] = known + 1
         self.pending[rows] -= 1
 
-    def learn_repeated(self, rows: Int32, tokens: Int32, steps: int) -> None:
+    def learn_repeated(self, rows: Int64, tokens: Int32, steps: int) -> None:
         """`steps` further tokens of each row have become known, all of them the row's entry of `tokens`."""
         first = self.known[rows] - self.prompt[rows]
         self._widen_outputs(int(first.max(initial=-steps)) + steps)
@@ -159,14 +170,17 @@ class RunningSet:
         self.last_token[rows] = tokens
         self.known[rows] += steps
 
-    def relearn_last(self, rows: Int32, tokens: Int32) -> None:
+    def relearn_last(self, rows: Int64, tokens: Int32) -> None:
         """Each row's last token turned out to be this one."""
         self.outputs[rows, self.known[rows] - self.prompt[rows] - 1] = tokens
         self.last_token[rows] = tokens
 
-    def ended_by(self, rows: Int32, tokens: Int32) -> tuple[np.ndarray, np.ndarray]:
+    def ended_by(self, rows: Int64, tokens: Int32) -> tuple[np.ndarray, np.ndarray]:
         """Two masks: the token is one of the row's stop ids; the row has reached its limit."""
-        stopped = (self.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        stops = self.stop_ids[rows]
+        stopped = stops[:, 0] == tokens
+        for place in range(1, stops.shape[1]):
+            stopped |= stops[:, place] == tokens
         return stopped, self.known[rows] >= self.limit[rows]
 
     def _fed(self, row: int) -> Int32:
@@ -179,8 +193,10 @@ class RunningSet:
             wider = np.full((self.rows, len(stop_ids)), _NO_STOP, dtype=np.int32)
             wider[:, : self.stop_ids.shape[1]] = self.stop_ids
             self.stop_ids = wider
-        self.stop_ids[row] = _NO_STOP
-        self.stop_ids[row, : len(stop_ids)] = stop_ids
+        if stop_ids != self._stops[row]:
+            self._stops[row] = stop_ids
+            self.stop_ids[row] = _NO_STOP
+            self.stop_ids[row, : len(stop_ids)] = stop_ids
 
     def _widen_outputs(self, width: int) -> None:
         if width <= self.outputs.shape[1]:

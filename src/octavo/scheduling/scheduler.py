@@ -160,29 +160,31 @@ class Scheduler:
         if self.in_flight:
             wanted[self.running.singly[rows]] = 0
         budget = self.limits.max_num_batched_tokens
-        if len(rows) <= budget and wanted.max(initial=0) <= 1:
-            given = wanted
-        else:
-            given = self.policies.batching.split(wanted, budget)
-            if given.shape != wanted.shape or (given < 0).any() or (given > wanted).any() or given.sum() > budget:
-                raise PolicyError(f"batching {self.policies.batching.name!r} gave more than was wanted or allowed")
-            if wanted.any() and not given.any():
-                raise PolicyError(f"batching {self.policies.batching.name!r} gave nothing although {wanted} is wanted")
-        return Draft(now, rows, given, budget - int(given.sum()))
+        if len(rows) <= budget and not np.count_nonzero(wanted > 1):
+            return Draft(now, rows, wanted, budget - int(np.count_nonzero(wanted)))
+        given, name = self.policies.batching.split(wanted, budget), self.policies.batching.name
+        wrong = given.shape != wanted.shape or np.count_nonzero((given < 0) | (given > wanted))
+        total = int(given.sum())
+        if wrong or total > budget:
+            raise PolicyError(f"batching {name!r} gave more than was wanted or allowed")
+        if not total and np.count_nonzero(wanted):
+            raise PolicyError(f"batching {name!r} gave nothing although {wanted} is wanted")
+        return Draft(now, rows, given, budget - total)
 
-    def _plan(self, draft: Draft, rows: Int32, counts: Int64) -> StepPlan:
+    def _plan(self, draft: Draft, rows: Int64, counts: Int64) -> StepPlan:
         running = self.running
         starts = running.computed[rows]
         token_ids = running.tokens_at(rows, starts, counts)
         after = starts + counts
-        samples = after == running.known[rows] + running.pending[rows]
+        pending = running.pending[rows]
+        samples = after == running.known[rows] + pending
         running.computed[rows] = after
-        running.pending[rows] += samples
+        running.pending[rows] = pending + samples
         number = self._next_plan
         self._next_plan += 1
         self.cache.touch(rows, number)
         for row, _ in draft.copies:  # also of who waits for other copies, and may leave before the plan has completed
-            self.cache.touch(np.array([row], dtype=np.int32), number)
+            self.cache.touch(np.array([row], dtype=np.int64), number)
         self.in_flight += 1
         return StepPlan(
             number=number,
@@ -283,13 +285,14 @@ class Scheduler:
         self.in_flight -= 1
         if self.tiering is not None:
             self.tiering.rates.learn_step(plan.tokens, result.finished_s - plan.planned_s)
-        alive = (self.running.sequence_id[plan.rows] == plan.sequence_ids) & ~self.running.done[plan.rows]
+        seats = plan.rows
+        alive = (self.running.sequence_id[seats] == plan.sequence_ids) & ~self.running.done[seats]
         for index, reason in result.failures:
             if alive[index]:
                 alive[index] = False
                 self._finish([int(plan.rows[index])], "error", now, error=reason)
-        everyone = bool(alive.all())
-        rows = plan.rows if everyone else plan.rows[alive]
+        everyone = np.count_nonzero(alive) == len(alive)
+        rows = seats if everyone else seats[alive]
         ends = (plan.starts + plan.counts).astype(np.int64)
         if not everyone:
             ends = ends[alive]
@@ -299,7 +302,8 @@ class Scheduler:
             self.snapshots.learn(plan.number, rows.tolist(), (ends >= self.running.prompt[rows]).tolist())
         self.cache.settle(plan.number)
         got = alive & plan.samples
-        self._learn_tokens(plan, result, now, slice(None) if got.all() else np.flatnonzero(got))
+        whole = np.count_nonzero(got) == len(got)
+        self._learn_tokens(plan, result, now, slice(None) if whole else got.nonzero()[0])
 
     def _learn_tokens(self, plan: StepPlan, result: StepResult, now: float, got: slice | Int64) -> None:
         rows, tokens = plan.rows[got], result.tokens[got]
@@ -312,16 +316,17 @@ class Scheduler:
             wanted = range(plan.chunks) if isinstance(got, slice) else got.tolist()
             logprobs = {int(plan.sequence_ids[i]): result.logprobs[i] for i in wanted if i in result.logprobs}
         self._events.append(StepTokens(now, plan.number, sequence_ids, tokens, rows, logprobs))
-        for row in rows[self.running.known[rows] - self.running.prompt[rows] == 1].tolist():
+        first = self.running.known[rows] - self.running.prompt[rows] == 1
+        for row in rows[first].tolist() if np.count_nonzero(first) else ():
             self.running.sequence(row).first_token_s = now
         self.end_reached(rows, tokens, now)
 
     # -- ends ---------------------------------------------------------------------------------
 
-    def end_reached(self, rows: Int32, tokens: Int32, now: float) -> None:
+    def end_reached(self, rows: Int64, tokens: Int32, now: float) -> None:
         """End those whose last token, of `tokens`, is a stop, or who have reached their limit."""
         stopped, full = self.running.ended_by(rows, tokens)
-        for index in np.flatnonzero(stopped | full).tolist():
+        for index in (stopped | full).nonzero()[0].tolist():
             reason: FinishReason = "stop" if stopped[index] else "length"
             self._finish([int(rows[index])], reason, now, stop_token=int(tokens[index]) if stopped[index] else None)
 

@@ -110,17 +110,17 @@ class SimExecutor:
 
     # -- many steps at once, for whoever knows that nothing else happens in them ----------------
 
-    def steps_before_a_stop(self, rows: Int32, positions: Int64) -> int:
+    def steps_before_a_stop(self, rows: Int64, positions: Int64) -> int:
         """Decode steps from these positions on that yield no stop token."""
         stop_at = self._stop_at[rows]
         left = np.where(stop_at == NEVER, _FOREVER, stop_at - positions - 1)
         return int(left.min(initial=_FOREVER))
 
-    def tokens_at(self, rows: Int32, positions: Int64) -> Int32:
+    def tokens_at(self, rows: Int64, positions: Int64) -> Int32:
         """What each row's token at this position would be."""
         return np.where(positions == self._stop_at[rows], self._stop[rows], self._filler[rows])
 
-    def tokens_between_stops(self, rows: Int32) -> Int32:
+    def tokens_between_stops(self, rows: Int64) -> Int32:
         return self._filler[rows]
 
     def run_ns(self, positions: Int64, now_ns: int, steps: int) -> Int64:
