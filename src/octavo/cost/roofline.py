@@ -60,9 +60,13 @@ class RooflineCost:
     """Tensor-parallel devices; the machine is one of them."""
     factors: Factors = field(default_factory=Factors)
     laws: tuple[Law, ...] = field(init=False)
+    _flops: tuple[float, float] = field(init=False)
+    """Of the weights' type and of the state's, looked up once."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "laws", laws_of(self.machine.geometry))
+        device = self.machine.accelerator
+        object.__setattr__(self, "_flops", (device.flops(self.machine.weight_bits), device.flops(16)))
         if self.ranks > 1 and self.machine.accelerator.device_link_bytes_per_s is None:
             raise ConfigError(
                 "device", self.machine.accelerator.name, "has no link between devices in the table: use tp=1, or a "
@@ -84,8 +88,10 @@ class RooflineCost:
         seconds = self._fixed_s(shape)
         starts, counts = shape.starts, shape.counts
         for law in self.laws:
-            if shape.tokens == shape.chunks and law.kind == "full":
+            if law.kind == "full":
                 read = pairs = shape.context_tokens
+                if shape.tokens != shape.chunks:
+                    pairs = int((counts * (2 * starts + counts + 1)).sum()) // 2
             else:
                 read, pairs = int(law.read(starts, counts).sum()), int(law.pairs(starts, counts).sum())
             seconds += max(self._attention_parts_s(law, read, pairs, shape.tokens))
@@ -109,7 +115,7 @@ class RooflineCost:
         machine, factors = self.machine, self.factors
         device = machine.accelerator
         flops = 2 * machine.active_parameters * shape.tokens
-        arithmetic = flops / (device.flops(machine.weight_bits) * factors.weight_flops.value)
+        arithmetic = flops / (self._flops[0] * factors.weight_flops.value)
         reading = machine.weights_read_bytes(shape.tokens)
         weights = max(arithmetic, reading / (device.bandwidth_bytes_per_s * factors.weight_bandwidth.value))
         layers = machine.geometry.num_layers
@@ -127,4 +133,4 @@ class RooflineCost:
         device, factors = self.machine.accelerator, self.factors
         touched = read * law.bytes_per_position + tokens * law.written_bytes
         reading = touched / (device.bandwidth_bytes_per_s * factors.state_bandwidth.value)
-        return reading, pairs * law.flops_per_pair / (device.flops(16) * factors.attention_flops.value)
+        return reading, pairs * law.flops_per_pair / (self._flops[1] * factors.attention_flops.value)

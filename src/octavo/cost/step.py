@@ -35,7 +35,9 @@ class StepShape:
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepShape:
-        return cls.from_chunks(plan.starts, plan.counts, int(np.count_nonzero(plan.samples)))
+        starts, counts, tokens = plan.starts.astype(np.int64), plan.counts.astype(np.int64), plan.tokens
+        sampled = int(np.count_nonzero(plan.samples))
+        return cls(len(starts), tokens, sampled, int(starts.sum()) + tokens, starts, counts)
 
     @classmethod
     def from_chunks(cls, starts: npt.ArrayLike, counts: npt.ArrayLike, sampled: int) -> StepShape:
@@ -47,7 +49,8 @@ class StepShape:
     def decode(cls, positions: npt.ArrayLike) -> StepShape:
         """One token of every sequence: those at `positions`."""
         first = np.asarray(positions, dtype=np.int64)
-        return cls.from_chunks(first, np.ones_like(first), len(first))
+        many = len(first)
+        return cls(many, many, many, int(first.sum()) + many, first, np.ones(many, dtype=np.int64))
 
     def later(self, steps: int) -> StepShape:
         """The decode step that follows `steps` decode steps after this one, of the same sequences."""

@@ -210,12 +210,14 @@ class KVCache:
 
     def take(self, counts: list[int]) -> tuple[Int64, ...] | Shortfall:
         """`counts[g]` slots of each group g with one reference each, giving up cached blocks if need be."""
+        if self.sharing is None:
+            return self.pool.take(counts)  # which looks itself
         short = self.pool.shortfall(counts)
         if short is not None and self.make_way is not None and self.make_way(counts, short):
             short = self.pool.shortfall(counts)
         if short is not None:
             return short
-        if self.sharing is not None and not self.sharing.shelf.evict_for(counts):
+        if not self.sharing.shelf.evict_for(counts):
             if self.copied is None:  # else a copy may hold a block that comes after them
                 raise InvariantViolation("eviction", f"cached blocks {self.pool.cached}, and none is offered")
             return Shortfall(self.pool.slabs_needed(counts), self.pool.free.count, draining=self.pool.slabs)

@@ -218,14 +218,14 @@ def prompt_array(
     if low < 0 or high >= limit:
         bad = low if low < 0 else high
         raise RequestError("prompt_token_ids", bad, f"token ids run from 0 to {limit - 1}")
-    return array.astype(np.int32)
+    return array.astype(np.int32, copy=False)
 
 
-def _int_array(token_ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _int_array(token_ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
     if isinstance(token_ids, np.ndarray):
         if token_ids.ndim != 1 or not np.issubdtype(token_ids.dtype, np.integer):
             raise RequestError("prompt_token_ids", token_ids, "must be one row of integers")
-        return token_ids.astype(np.int64)
+        return token_ids
     for value in token_ids:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise RequestError("prompt_token_ids", value, "every token id must be an integer")

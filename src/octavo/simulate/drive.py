@@ -29,6 +29,8 @@ from octavo.simulate.links import SimMover
 
 Happening = Event | DecodeRun
 
+_CHANGES = (Admitted, Preempted, Finished)
+"""Events of a step after which the next one may decide otherwise."""
 _MOST_STEPS = 1024
 """In one leap: so much is computed ahead at most."""
 _IDLE_STEPS = 4
@@ -129,7 +131,7 @@ class Simulation:
                 planned = event
             elif isinstance(event, StepEnded):
                 ended = event
-            elif isinstance(event, (Admitted, Preempted, Finished)):
+            elif isinstance(event, _CHANGES):
                 steady = False
         # A prompt chunk takes budget that is free again in the step after it.
         alike = planned is not None and planned.prefill_tokens == 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -132,43 +133,20 @@ class Measured:
         self._free = 0
         self.slab_bytes = 0
         self.end_s = 0.0
+        self._told: dict[type, Callable[[Any], None]] = {
+            StepPlanned: self._planned, StepTokens: self._tokens, StepEnded: self._ended, DecodeRun: self._run,
+            Finished: self._finished, Preempted: self._preempted, Transferred: self._transferred,
+            Arrived: self._arrived, Restarted: self._restarted, Admitted: self._admitted,
+            Submitted: self._submitted, Refused: self._refused,
+        }  # fmt: skip
 
     # -- the fold -----------------------------------------------------------------------------
 
     def observe(self, happenings: Sequence[Happening]) -> None:
         for one in happenings:
-            match one:
-                case StepPlanned():
-                    self._planned(one)
-                case StepTokens():
-                    self._tokens(one)
-                case StepEnded():
-                    took = one.now - max(one.planned_s, self.end_s)  # planned ahead, it began when the last one ended
-                    self._worked(took, self._free)
-                    self._bound(self._resource, took)
-                    self.end_s = one.now
-                case DecodeRun():
-                    self._run(one)
-                case Finished():
-                    self.ended[one.reason] += 1
-                    self._record(one.record)
-                case Preempted():
-                    self.preemptions += 1
-                    self.offloads += one.action == "offload"
-                case Transferred():
-                    self._transferred(one)
-                case Arrived():
-                    self.waited_for_copies_s += one.waited_s
-                case Restarted():
-                    self.restarts += 1
-                case Admitted():
-                    self.lost_tokens += one.recomputed_tokens
-                case Submitted():
-                    self.submitted += 1
-                case Refused():
-                    self.refused[one.reason] += 1
-                case _:
-                    pass
+            told = self._told.get(type(one))
+            if told is not None:
+                told(one)
 
     def at_rest(self, now_ns: int, scheduler: Scheduler) -> None:
         now = seconds(now_ns)
@@ -187,6 +165,35 @@ class Measured:
             self.looks = self.looks[::2]
             self._stride_s = 2 * max(self._stride_s, now / _MOST_LOOKS)
         self._next_look_s = now + self._stride_s
+
+    def _submitted(self, _: Submitted) -> None:
+        self.submitted += 1
+
+    def _refused(self, refusal: Refused) -> None:
+        self.refused[refusal.reason] += 1
+
+    def _admitted(self, admission: Admitted) -> None:
+        self.lost_tokens += admission.recomputed_tokens
+
+    def _preempted(self, pause: Preempted) -> None:
+        self.preemptions += 1
+        self.offloads += pause.action == "offload"
+
+    def _arrived(self, copies: Arrived) -> None:
+        self.waited_for_copies_s += copies.waited_s
+
+    def _restarted(self, _: Restarted) -> None:
+        self.restarts += 1
+
+    def _finished(self, end: Finished) -> None:
+        self.ended[end.reason] += 1
+        self._record(end.record)
+
+    def _ended(self, step: StepEnded) -> None:
+        took = step.now - max(step.planned_s, self.end_s)  # planned ahead, it began when the last one ended
+        self._worked(took, self._free)
+        self._bound(self._resource, took)
+        self.end_s = step.now
 
     def _planned(self, step: StepPlanned) -> None:
         self.steps += 1
@@ -239,8 +246,7 @@ class Measured:
         self._last_s[ids] = run.moments[-1]
         self.end_s = float(run.moments[-1])
         for end in run.ended:
-            self.ended[end.reason] += 1
-            self._record(end.record)
+            self._finished(end)
 
     def _widen(self, sequence_id: int) -> None:
         if sequence_id >= len(self._last_s):

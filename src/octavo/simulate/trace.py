@@ -51,11 +51,12 @@ def prompt_of(entry: TraceRequest, index: int) -> Int32:
     own = VOCABULARY - 1 - index
     if entry.session is not None:
         own = _FIRST_OF_SESSIONS + crc32(entry.session.encode()) % 2**30
-    prompt = np.full(entry.input_tokens, own, dtype=np.int32)
-    if entry.hash_ids:
-        ids = np.array(entry.hash_ids, dtype=np.int64) + _FIRST_SHARED
-        known = np.repeat(ids.astype(np.int32), entry.hash_block)[: entry.input_tokens]
-        prompt[: len(known)] = known
+    prompt = np.empty(entry.input_tokens, dtype=np.int32)
+    known = min(entry.input_tokens, len(entry.hash_ids) * entry.hash_block)
+    if known:
+        ids = np.array(entry.hash_ids, dtype=np.int32) + np.int32(_FIRST_SHARED)
+        prompt[:known] = ids.repeat(entry.hash_block)[:known]
+    prompt[known:] = own
     return prompt
 
 
