@@ -412,9 +412,13 @@ class KVCache:
             return
         self._returns += 1
         refs = self.pool.slots[group].refs
-        np.subtract.at(refs, slots, 1)  # rows that share a block may give it up together
-        gone = slots[refs[slots] == 0]
-        if len(gone) > 1 and self.sharing is not None:  # else nobody shares a block, and none comes twice
+        if self.sharing is None or len(set(slots.tolist())) == len(slots):
+            left = refs[slots] - 1
+            refs[slots] = left
+            gone = slots[left == 0]
+        else:  # rows that share a block may give it up together
+            np.subtract.at(refs, slots, 1)
+            gone = slots[refs[slots] == 0]
             gone = gone[np.sort(np.unique(gone, return_index=True)[1])]
         last_plan = self.pool.slots[group].last_plan
         last_plan[slots] = np.maximum(last_plan[slots], touched)

@@ -114,6 +114,9 @@ class BlockPool:
         if len(slots) == 1:
             self._cached_in[int(slots[0]) // self.blocks_per_slab[group]] += change
             return
+        if self.blocks_per_slab[group] == 1:  # none comes twice
+            self._cached_in[slots] += change
+            return
         np.add.at(self._cached_in, slots // self.blocks_per_slab[group], change)
 
     def count_unsaved(self, group: int, slot: int, change: int) -> None:

@@ -15,7 +15,7 @@ reached only by comparing tokens, whatever the hash says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -120,6 +120,10 @@ class PrefixDirectory:
 
     def node_of(self, group: int, slot: int, tier: int = 0) -> Node:
         return self._at[tier][group][slot]
+
+    def nodes_at(self, group: int, tier: int = 0) -> Mapping[int, Node]:
+        """By slot."""
+        return self._at[tier][group]
 
     def lives(self, node: Node) -> bool:
         """Whether it can still be found; one that was forgotten is replaced by another of the same text."""
@@ -233,7 +237,7 @@ class PrefixDirectory:
         children_in: tuple[list[int], ...] = (zero,)
         for _ in range(1, len(self._at)):
             places, children_in = (*places, none.copy()), (*children_in, zero.copy())
-        identity = key if self.keys_identify else _identity(parent, said)
+        identity = self._identity(parent, key, said)
         index = -1 if parent is None else parent.index + 1
         node = Node(self._numbers, parent, key, said, index, identity, none, places, {}, children_in)
         self._nodes[key] = node
@@ -246,6 +250,11 @@ class PrefixDirectory:
                 alike[key] = node
         return node
 
+    def _identity(self, parent: Node | None, key: bytes, said: bytes) -> bytes:
+        if self.keys_identify:
+            return key
+        return sha256(said if parent is None else packed(parent.identity, said))
+
     def place(self, node: Node, group: int, slot: int, tier: int = 0) -> None:
         """`slot` holds the state of `node` in this group, which this tier keeps nowhere else."""
         node.places[tier][group] = slot
@@ -257,14 +266,15 @@ class PrefixDirectory:
 
     def displace(self, group: int, slot: int, tier: int = 0) -> Node:
         """The slot is given up; nodes that nothing needs any more are forgotten. Returns the node it stood at."""
-        stood = node = self._at[tier][group].pop(slot)
+        node = self._at[tier][group].pop(slot)
         self.keyed_in[tier][group][slot] = False
         node.places[tier][group] = NO_SLOT
         node.kept -= 1
         if node.parent is not None:
             node.parent.children_in[tier][group] -= 1
-        self.forget_if_bare(node)
-        return stood
+        if not node.kept and not node.held and not node.children:
+            self.forget_if_bare(node)
+        return node
 
     def forget_if_bare(self, node: Node) -> None:
         """Remove a node that names no slot, has none below it and is nobody's, and so on towards its root."""
@@ -275,15 +285,11 @@ class PrefixDirectory:
             if parent is not None:
                 first = at.said[:_TOKEN_BYTES]
                 siblings = parent.children[first]
-                del siblings[at.key]
-                if not siblings:
+                if len(siblings) == 1:
                     del parent.children[first]
+                else:
+                    del siblings[at.key]
             at = parent
-
-
-def _identity(parent: Node | None, said: bytes) -> bytes:
-    """What names a block whose key is not made with SHA-256."""
-    return sha256(said if parent is None else packed(parent.identity, said))
 
 
 def _shared_tokens(one: bytes, other: bytes) -> int:

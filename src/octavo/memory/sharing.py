@@ -176,12 +176,10 @@ class Sharing:
             at.tail = child
             for group, first, slots in held:
                 if first <= child.index:
-                    self._place(at, group, slots[i])
+                    self._place(at, child, group, slots[i])
 
-    def _place(self, at: _Standing, group: int, slot: int) -> None:
-        """The state of the row's tail is in `slot`."""
-        node = at.tail
-        assert node is not None
+    def _place(self, at: _Standing, node: Node, group: int, slot: int) -> None:
+        """The state of the row's tail, `node`, is in `slot`."""
         kept = node.slots[group]
         if kept != NO_SLOT and self.directory.grows[group]:
             if self.pool.slots[group].refs[kept]:

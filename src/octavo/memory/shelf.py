@@ -35,6 +35,7 @@ class Shelf:
         self.pool = pool
         self.eviction = eviction
         self.tier = tier
+        self._grows = directory.grows
         self.evicted_blocks = 0
         self.frugal = False
         """Give up cached blocks of begun slabs before a free slab is begun: somebody counts on every free slab."""
@@ -59,15 +60,18 @@ class Shelf:
         """READY slots at nodes have lost their last reference: they are cached. `used`: by somebody who read them."""
         self.pool.count_cached(group, slots, +1)
         self.directory.uses += used
-        nodes = [(self.directory.node_of(group, slot, self.tier), slot) for slot in slots.tolist()]
+        uses, at, tier, grows = self.directory.uses, self.directory.nodes_at(group, self.tier), self.tier, self._grows
+        nodes = [(at[slot], slot) for slot in slots.tolist()]
         if self.saves is not None and len(nodes) > 1:  # the deepest goes first, and is saved first
             nodes.sort(key=lambda one: -one[0].index)
         for node, slot in nodes:
             if used:
-                node.last_used = self.directory.uses
+                node.last_used = uses
                 node.settled = 0
-            self._mark_unsaved(node, group, slot)
-            self._offer(node, group)
+            if self.saves is not None:
+                self._mark_unsaved(node, group, slot)
+            if not (grows[group] and node.children_in[tier][group]):
+                self._offer(node, group)
 
     def use(self, group: int, slots: Int64) -> None:
         """Somebody who has read these slots lets them go, and others still reference them."""
@@ -250,15 +254,21 @@ class Shelf:
 
     def _evict_together(self, missing: int) -> None:
         """One group, a block a slab, nothing to save: as many `evict` in turn, whose slots go back at once."""
-        columns, keyed = self.pool.slots[0], self.directory.keyed_in[self.tier][0]
+        if missing <= 0:
+            return
+        directory, eviction, tier = self.directory, self.eviction, self.tier
+        refs, keyed = self.pool.slots[0].refs, directory.keyed_in[tier][0]
+        choose = self._first if tier else eviction.choose
         gone: list[int] = []
-        while len(gone) < missing and (block := self._first(0)) is not None:
-            if columns.refs[block.slot] or not keyed[block.slot]:
-                raise PolicyError(f"eviction {self.eviction.name!r} chose slot {block.slot}, which is not evictable")
-            self.eviction.gone(block)
-            parent = self.directory.displace(0, block.slot, self.tier).parent
-            gone.append(block.slot)
-            self._offer_again(parent, 0)
+        while len(gone) < missing and (block := choose(0)) is not None:
+            slot = block.slot
+            if refs[slot] or not keyed[slot]:
+                raise PolicyError(f"eviction {eviction.name!r} chose slot {slot}, which is not evictable")
+            eviction.gone(block)
+            parent = directory.displace(0, slot, tier).parent
+            gone.append(slot)
+            if parent is not None and not parent.children_in[tier][0]:
+                self._offer_again(parent, 0)
         if gone:
             slots = np.array(gone[::-1], dtype=np.int64)  # the last one given up is the first one taken
             self.pool.count_cached(0, slots, -1)
