@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from random import Random
 
@@ -12,24 +14,31 @@ from hypothesis import strategies as st
 from tests.pure.worlds import VOCAB, one_group, two_groups
 
 from octavo.cost.step import LinearCost
+from octavo.cost.transfer import TransferLaw
 from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
 from octavo.memory.check import check, is_empty
 from octavo.memory.keys import KeySpace
+from octavo.memory.tiering import Below, tiered_cache
+from octavo.memory.transfers import LANES
 from octavo.policy.bundle import Policies
 from octavo.policy.chaos import Chaos
+from octavo.policy.eviction import eviction_named
+from octavo.policy.placement import placement_named
 from octavo.scheduling.audit import check_all
 from octavo.scheduling.core import EngineCore
-from octavo.scheduling.events import Event, Finished, Preempted, StepEnded, StepTokens
+from octavo.scheduling.events import Event, Finished, Preempted, StepEnded, StepTokens, Transferred
 from octavo.scheduling.leap import DecodeRun, advance, expand, quiet_steps
 from octavo.scheduling.limits import Limits
 from octavo.scheduling.request import Request, SamplingParams
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.drive import Happening, Simulation
 from octavo.simulate.executors import SimExecutor
+from octavo.simulate.links import Links, SeededFaults, SimMover
 from octavo.simulate.toy_model import toy_layout
 
 STOP = 0
+World = Callable[[int], tuple[EngineCore, list[tuple[int, Request]]]]
 
 
 class Arrivals:
@@ -127,17 +136,75 @@ def world(seed: int) -> tuple[EngineCore, list[tuple[int, Request]]]:
     return core, arrivals
 
 
-def simulate(seed: int, *, leap: bool) -> tuple[Kept, Simulation]:
-    core, arrivals = world(seed)
+def tier_world(seed: int) -> tuple[EngineCore, list[tuple[int, Request]]]:
+    """Tiers below the device, each placement and action, copies as fast as a step or much slower, some of them lost."""
+    random = Random(f"tiers {seed}")
+    size = random.choice((2, 4, 4))
+    laws = random.choice((("full",), ("full",), ("full",), ("full", "window_6"), ("full", "constant")))
+    layout = one_group(size) if laws == ("full",) else toy_layout((2,) * len(laws), size, laws=laws)
+    shares, longest = random.random() < 0.8, 60
+    needs = layout.slabs_for(longest, None if laws == ("full",) else 12)
+    below = Below(
+        random.choice((needs, 3 * needs, 10 * needs)),
+        placement_named(random.choice(("drop", "write_back", "write_back", "write_through", "break_even"))),
+        disk_slots=(random.choice((6, 60)),) * len(laws) if shares and random.random() < 0.4 else (),
+        timeout_s=random.choice((None, 0.5)),
+    )
+    rows = random.choice((2, 4, 6))
+    cache, tiering = tiered_cache(
+        layout,
+        needs + random.choice((0, needs // 2, 2 * needs)),
+        rows,
+        below,
+        keys=KeySpace("toy", size) if shares else None,
+        eviction=eviction_named(random.choice(("lru", "cheapest_to_rebuild"))),
+    )
+    policies = Policies.named(
+        admission=random.choice(("max_utilization", "guaranteed_no_evict")),
+        preemption=random.choice(("recompute", "offload", "auto")),
+        reuse="prefix" if shares else "none",
+    )
+    law = TransferLaw(random.choice((1e5, 1e6, 1e8)), random.choice((1e-5, 3e-3, 0.1)))
+    links = Links(dict.fromkeys(("demote", "promote", "store", "load"), law))
+    faults = random.choice((None, None, SeededFaults(seed, fails=0.1, stalls=0.2, loses_word=0.05)))
+    mover = SimMover([group.block_bytes for group in layout.groups], links, faults=faults)
+    limits = Limits(rows, random.choice((rows, 12, 64)), longest, VOCAB)
+    cost = LinearCost(step_s=random.choice((0.001, 0.0137)), token_s=1e-5, context_token_s=3.3e-7)
+    core = EngineCore(Scheduler(cache, limits, policies, tiering), SimExecutor(cost), mover=mover)
+    return core, requests_of(random, most_output=25)
+
+
+def requests_of(random: Random, *, most_output: int) -> list[tuple[int, Request]]:
+    arrivals = []
+    now = 0
+    texts = [[random.randrange(1, VOCAB) for _ in range(34)] for _ in range(3)]
+    for index in range(random.randint(4, 16)):
+        now += random.choice((0, 1_000_000, 30_000_000, 400_000_000))
+        output = random.randint(1, most_output)
+        true = random.choice((None, random.randint(1, output)))
+        asked = Request(
+            request_id=f"r{index}",
+            prompt_token_ids=np.array(random.choice(texts)[: random.randint(1, 34)], dtype=np.int32),
+            params=SamplingParams(max_tokens=output, temperature=0.0).with_defaults({}),
+            eos_token_ids=() if true is None else (STOP,),
+            priority=random.choice((0, 0, 1)),
+            true_output_tokens=true,
+        )
+        arrivals.append((now, asked))
+    return arrivals
+
+
+def simulate(seed: int, *, leap: bool, of: World = world) -> tuple[Kept, Simulation]:
+    core, arrivals = of(seed)
     kept = Kept()
     simulation = Simulation(core, Arrivals(arrivals), [kept], leap=leap)
     simulation.run()
     return kept, simulation
 
 
-def assert_same(seed: int) -> Kept:
-    singly, one_by_one = simulate(seed, leap=False)
-    at_once, leaping = simulate(seed, leap=True)
+def assert_same(seed: int, of: World = world) -> Kept:
+    singly, one_by_one = simulate(seed, leap=False, of=of)
+    at_once, leaping = simulate(seed, leap=True, of=of)
     assert not singly.runs
     assert [plain(e) for e in at_once.events] == [plain(e) for e in singly.events]
     assert leaping.now_ns == one_by_one.now_ns
@@ -162,6 +229,25 @@ def test_the_worlds_leap_and_preempt_and_wait_and_share() -> None:
         preempted += sum(isinstance(event, Preempted) for event in kept.events)
         shared += sum(bool(e.record.cached_tokens) for e in kept.events if isinstance(e, Finished))
     assert min(runs, waiting, crossing, preempted, shared) > 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**40))
+def test_with_tiers_leaps_and_single_steps_tell_the_same_events(seed: int) -> None:
+    assert_same(seed, tier_world)
+
+
+def test_the_worlds_with_tiers_leap_beside_every_kind_of_copy() -> None:
+    runs = waiting = evicted = offloaded = 0
+    routes: Counter[str] = Counter()
+    for seed in range(60):
+        kept = assert_same(seed, tier_world)
+        runs += len(kept.runs)
+        waiting += sum(run.waiting > 0 for run in kept.runs)
+        evicted += sum(int(run.evicted.sum()) for run in kept.runs)
+        offloaded += sum(isinstance(event, Preempted) and event.action == "offload" for event in kept.events)
+        routes.update(event.route for event in kept.events if isinstance(event, Transferred))
+    assert min(runs, waiting, evicted, offloaded, *(routes[route] for route in LANES)) > 4
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -241,9 +241,8 @@ class KVCache:
             return NewBlocks(group, rows, table.append_one_each(rows, slots), slots)
         if len(rows) == 1:
             return NewBlocks(group, np.repeat(rows, missing), table.append(int(rows[0]), slots), slots)
-        turns = np.arange(len(slots)) - np.repeat(missing.cumsum() - missing, missing)
         owners = np.repeat(rows, missing)
-        indices = table.counts[owners] + turns
+        indices = np.arange(len(slots)) - np.repeat(missing.cumsum() - missing - table.counts[rows], missing)
         table.append_at(owners, indices, slots)
         return NewBlocks(group, owners, indices, slots)
 
@@ -285,8 +284,7 @@ class KVCache:
             if not len(crossed):
                 continue
             table = self.tables[group].slots
-            many = last[crossed] - first[crossed]
-            if np.count_nonzero(many == 1) == len(many):
+            if np.count_nonzero(last[crossed] - first[crossed] == 1) == len(crossed):
                 full = table[rows[crossed], first[crossed]]
             else:
                 full = np.concatenate([table[rows[i], first[i] : last[i]] for i in crossed.tolist()])
@@ -364,12 +362,10 @@ class KVCache:
     def settle(self, plan: int) -> None:
         """All plans up to `plan` have completed: what they kept DRAINING is EMPTY, or cached where it can be found."""
         self.settled = max(self.settled, plan)
-        if not self.pins and not self._draining:
-            return
-        for number in sorted(number for number in self.pins if number <= self.settled):
+        for number in sorted(number for number in self.pins if number <= self.settled) if self.pins else ():
             for group, slots in self.pins.pop(number):
                 self.unreference(group, slots, number)
-        for number in sorted(number for number in self._draining if number <= self.settled):
+        for number in sorted(number for number in self._draining if number <= self.settled) if self._draining else ():
             self._returns += 1
             for group, slots in self._draining.pop(number):
                 columns = self.pool.slots[group]

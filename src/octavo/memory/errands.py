@@ -45,6 +45,16 @@ class Errands:
         return [errand.order for errand in self._open.values()]
 
     @property
+    def asked(self) -> bool:
+        """Whether the mover is still to be told of orders, or of what is called off."""
+        return bool(self._orders or self._cancels)
+
+    @property
+    def history(self) -> tuple[int, int, int]:
+        """Changes whenever an order is given, ends, or misses its deadline."""
+        return self._numbers, len(self._open), sum(self._late.values())
+
+    @property
     def awaited(self) -> bool:
         """Whether some are under way whose deadline has not passed."""
         return len(self._open) > sum(self._late.values())

@@ -108,6 +108,8 @@ class PrefixDirectory:
         self._numbers = 0
         self.keys_identify = space.digest is sha256
         """Whether the key of a block is its identity too."""
+        self.changes = 0
+        """How often a slot of any tier was given to a node, or taken from one."""
         self.uses = 0
         """How often state was let go by somebody who had read it: the clock of `last_used`."""
 
@@ -259,6 +261,7 @@ class PrefixDirectory:
         """`slot` holds the state of `node` in this group, which this tier keeps nowhere else."""
         node.places[tier][group] = slot
         node.kept += 1
+        self.changes += 1
         self.keyed_in[tier][group][slot] = True
         self._at[tier][group][slot] = node
         if node.parent is not None:
@@ -270,6 +273,7 @@ class PrefixDirectory:
         self.keyed_in[tier][group][slot] = False
         node.places[tier][group] = NO_SLOT
         node.kept -= 1
+        self.changes += 1
         if node.parent is not None:
             node.parent.children_in[tier][group] -= 1
         if not node.kept and not node.held and not node.children:

@@ -222,6 +222,21 @@ class Saving:
                 keys=tuple(copy.node.identity for copy in part),
             )  # fmt: skip
 
+    @property
+    def slack(self) -> int:
+        """Blocks of the device that may be taken, one by one, before anything is copied; below 0: it is due now."""
+        pool, unsaved = self._cache.pool, self._shelf.unsaved
+        if self._disk is not None and self._host.shelf is not None:
+            stores = self._host.shelf.unsaved and self._errands.answers("disk")
+            if self._host.taken > self._taken_before or (stores and self._to_store()):
+                return -1
+        if not unsaved:
+            return pool.available_slabs
+        lately = min(max(self._lacked, default=0), pool.slabs // 2, self._host.pool.slabs // 2)
+        wanted = max(-(-pool.slabs // _AHEAD), lately)
+        ready = pool.free.count + sum(pool.cached) - len(unsaved) + sum(map(self._frees, self._moving))
+        return min(pool.free.count, ready - wanted)
+
     # -- orders and their ends --------------------------------------------------------------------
 
     @property

@@ -121,6 +121,24 @@ class Tiering:
             return 1
         return 3 if self.disk is not None and self.errands.answers("disk") else 2
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is to be said to the mover."""
+        saving = self.saving
+        talks = saving is not None and (saving.queued or saving.erase)
+        return not (talks or self.errands.asked or self._erase or self.host.lacked)
+
+    @property
+    def slack(self) -> int:
+        """Blocks of the device that may be taken before the mover is to be told something; below 0: it is due now."""
+        return self.cache.pool.available_slabs if self.saving is None else self.saving.slack
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """Changes whenever a start from below could come to something else than before."""
+        kept = 0 if self.cache.sharing is None else self.cache.sharing.directory.changes
+        return kept, *self.errands.history
+
     # -- starting from what lies below ----------------------------------------------------------------
 
     def match(self, chain: Chain, tokens: Int32, limit: int) -> Match:

@@ -89,6 +89,10 @@ PLACEMENTS: dict[str, type[Drop]] = {
 }
 
 
+CONSTANT: tuple[type[Drop], ...] = (Drop, WriteBack, WriteThrough)
+"""They answer the same whatever moving and computing have cost so far."""
+
+
 def placement_named(name: str) -> Placement:
     if name not in PLACEMENTS:
         raise ConfigError("placement", name, f"use one of {', '.join(PLACEMENTS)}")

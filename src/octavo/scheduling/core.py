@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvariantViolation
 from octavo.memory.pins import Pin
 from octavo.memory.transfers import Mover
 from octavo.memory.values import Int32
@@ -101,10 +101,7 @@ class EngineCore:
         ended = None
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             ended = self._learn(timer)
-            if self.scheduler.tiering is not None and not self.scheduler.has_work:
-                with self.guard:  # nobody computes: the time to copy ahead of who comes next
-                    self.scheduler.tiering.prepare()
-                    self._order_copies()
+            self._copy_while_idle()
         elif plan is None and self.mover is not None and self.has_work:
             self.mover.wait()
         if self.audit is not None:
@@ -113,6 +110,21 @@ class EngineCore:
         if ended is not None:
             events.append(ended)
         return events
+
+    def leapt(self, planned_s: float) -> None:
+        """Steps have been taken at once (`leap`), the last of them planned at this moment. Nothing came of copies
+        until then."""
+        if self.mover is not None:
+            if self.mover.poll(planned_s):
+                raise InvariantViolation("quiet-steps", f"word of a copy came before {planned_s} s")
+            self._copy_while_idle()
+
+    def _copy_while_idle(self) -> None:
+        """Where nobody computes it is the time to copy ahead of who comes next."""
+        if self.scheduler.tiering is not None and not self.scheduler.has_work:
+            with self.guard:
+                self.scheduler.tiering.prepare()
+                self._order_copies()
 
     def _plan(self, now: float) -> StepPlan | None:
         """Learn what became of copies, plan, and give orders for others."""

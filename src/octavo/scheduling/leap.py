@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +22,13 @@ import numpy.typing as npt
 from octavo.errors import InvariantViolation
 from octavo.memory.values import Int32, Int64
 from octavo.policy.admission import STEADY
+from octavo.scheduling.entry import LOOKAHEAD
 from octavo.scheduling.events import Event, Finished, Resource, StepEnded, StepPlanned, StepTokens
-from octavo.scheduling.leap_blocks import Blocks, first_slide, take_blocks, until_full
+from octavo.scheduling.leap_blocks import Blocks, first_slide, take_blocks, until_full, within
+from octavo.scheduling.refusal import still_refused
 
 if TYPE_CHECKING:
+    from octavo.memory.tiering import Tiering
     from octavo.scheduling.scheduler import Scheduler
 
 
@@ -50,6 +54,8 @@ class DecodeRun:
     resource: Resource
     ended: tuple[Finished, ...] = ()
     """Who ended in the last step."""
+    evicted_below: tuple[int, int] = (0, 0)
+    """Kept blocks of the host and the disk given up in the last step."""
 
     @property
     def steps(self) -> int:
@@ -64,7 +70,7 @@ def quiet_steps(scheduler: Scheduler, refused_for: Resource | None = None) -> in
     """
     running = scheduler.running
     rows = running.live_rows()
-    if not len(rows) or scheduler.in_flight or scheduler.tiering is not None:
+    if not len(rows) or scheduler.in_flight:
         return 0
     if len(rows) > scheduler.limits.max_num_batched_tokens:
         return 0
@@ -79,9 +85,33 @@ def quiet_steps(scheduler: Scheduler, refused_for: Resource | None = None) -> in
     if cache.sharing is not None and (scheduler.snapshots.needed or (waiting and refused_for == "kv_blocks")):
         # Constant state is copied where a block is completed; and it may be what somebody waits to start from.
         steps = min(steps, int(until_full(computed, cache.sharing.directory.space.block_tokens).min()))
-    if cache.gives_up and waiting and refused_for == "kv_blocks":
+    if cache.gives_up and ((waiting and refused_for == "kv_blocks") or scheduler.tiering is not None):
         steps = min(steps, first_slide(cache, rows, computed, steps))
+    if scheduler.tiering is not None:
+        steps = min(steps, _until_copies(scheduler, scheduler.tiering, rows, steps))
+        if waiting and refused_for == "kv_blocks":
+            if not _all_remembered(scheduler):
+                return 0
+            steps = min(steps, within(cache, rows, computed, steps, cache.pool.free.count))
     return steps
+
+
+def _until_copies(scheduler: Scheduler, tiering: Tiering, rows: Int64, steps: int) -> int:
+    """So many of these steps say nothing to the mover, if nothing comes from it meanwhile."""
+    running, cache = scheduler.running, scheduler.cache
+    slack = tiering.slack if tiering.at_rest else -1
+    if slack < 0 or scheduler.untold_steps or running.loading[rows].any():
+        return 0
+    positions = running.computed[rows]
+    if tiering.placement.at_once and cache.sharing is not None:
+        steps = min(steps, 1 + int(until_full(positions, cache.sharing.directory.space.block_tokens).min()))
+    return within(cache, rows, positions, steps, slack)
+
+
+def _all_remembered(scheduler: Scheduler) -> bool:
+    """Whether all whom the next step would look at have been refused, and are again."""
+    looked_at = islice(scheduler.waiting, LOOKAHEAD + 1)
+    return all(one.refusal is not None and still_refused(scheduler, one.refusal) for one in looked_at)
 
 
 def _go_on_waiting(scheduler: Scheduler, refused_for: Resource | None) -> bool:
@@ -122,6 +152,9 @@ def advance(
     running.computed[rows] = begun + steps
     cache.touch(rows, first + steps - 1)
     cache.settle(first + steps - 1)
+    if scheduler.tiering is not None:
+        for took in np.diff(moments[: steps + 1]).tolist():
+            scheduler.tiering.rates.learn_step(len(rows), took)
     waiting, ids = len(scheduler.waiting), running.sequence_id[rows]
     ending = tokens if last is None or steps < asked else last
     if ending is not tokens:
@@ -139,6 +172,7 @@ def advance(
         evicted=blocks.evicted,
         resource=(refused_for or "none") if waiting else "compute",
         ended=tuple(event for event in scheduler.drain_events() if isinstance(event, Finished)),
+        evicted_below=scheduler.kept.evictions_below_untold(),
     )
 
 
@@ -150,6 +184,8 @@ def expand(run: DecodeRun) -> Iterator[Event]:
         number, tokens = run.first + step, run.last if step == end else run.tokens
         yield StepPlanned(moments[step], number, running, run.waiting, running, 0, free, run.resource)
         yield StepTokens(moments[step + 1], number, run.sequence_ids, tokens, run.rows)
+        below = (0, 0)
         if step == end:
             yield from run.ended
-        yield StepEnded(moments[step + 1], number, moments[step], evicted_blocks=evicted[step])
+            below = run.evicted_below
+        yield StepEnded(moments[step + 1], number, moments[step], evicted_blocks=evicted[step], evicted_below=below)

@@ -23,7 +23,6 @@ from octavo.scheduling.keeping import key_filled
 if TYPE_CHECKING:
     from octavo.memory.cache import KVCache
     from octavo.memory.pool import BlockPool
-    from octavo.memory.sharing import Sharing
     from octavo.scheduling.scheduler import Scheduler
 
 Due = dict[int, Int64]
@@ -64,6 +63,18 @@ def first_slide(cache: KVCache, rows: Int64, positions: Int64, steps: int) -> in
     return slides[0] if slides else steps
 
 
+def within(cache: KVCache, rows: Int64, positions: Int64, steps: int, blocks: int) -> int:
+    """So many of these steps take no more than so many blocks together."""
+    due = [
+        np.full(len(places), step)
+        for group, table in zip(cache.layout.groups, cache.tables, strict=True)
+        if group.block_tokens
+        for step, places in by_step(table.counts[rows] * group.block_tokens - positions, group.block_tokens, steps)
+    ]
+    in_order = np.sort(np.concatenate(due)) if due else ()
+    return steps if len(in_order) <= blocks else int(in_order[blocks])
+
+
 def until_full(positions: Int64, size: int) -> Int64:
     """Decode steps from each position on that complete no block."""
     return size - 1 - positions % size
@@ -100,25 +111,29 @@ def _at_once(scheduler: Scheduler, rows: Int64, asked: Blocks, coming: _Coming) 
     enough = int(np.searchsorted(taken, pool.free.count, side="right"))
     free_slabs: Int64 = (pool.available_slabs - taken)[:enough]
     count = int(taken[enough - 1]) if enough else 0
-    if count:
-        got = pool.take([count])
-        if isinstance(got, Shortfall):
-            raise InvariantViolation("reserve-all-or-nothing", f"{count} blocks were free, then were not")
-        growing, table = rows[coming.places[:count]], cache.tables[0]
-        table.append_at(growing, table.counts[growing] + coming.turns[:count], got[0])
+    begun, had, sharing = cache.tables[0].counts[rows], 0, cache.sharing
+    if sharing is not None:
+        size = sharing.directory.space.block_tokens
+        for step, places in by_step(until_full(asked.positions, size), size, enough):
+            # One that is completed a second time gives back the first, which is the next to be taken.
+            _take(cache, rows, begun, coming, slice(had, int(taken[step])))
+            had, before = int(taken[step]), pool.available_slabs
+            key_filled(scheduler, sharing, rows[places], asked.positions[places] + step + 1)
+            free_slabs[step + 1 :] += pool.available_slabs - before
+    _take(cache, rows, begun, coming, slice(had, count))
     cache.commit(rows, asked.positions + enough)
-    if cache.sharing is not None:
-        _key(scheduler, cache.sharing, rows, asked.positions, free_slabs)
     return Taken(free_slabs, np.zeros(enough, dtype=np.int64))
 
 
-def _key(scheduler: Scheduler, sharing: Sharing, rows: Int64, positions: Int64, free_slabs: Int64) -> None:
-    """Blocks that were completed in these steps become findable, by step, then row."""
-    size, pool = sharing.directory.space.block_tokens, scheduler.cache.pool
-    for step, places in by_step(until_full(positions, size), size, len(free_slabs)):
-        before = pool.available_slabs
-        key_filled(scheduler, sharing, rows[places], positions[places] + step + 1)
-        free_slabs[step + 1 :] += pool.available_slabs - before
+def _take(cache: KVCache, rows: Int64, begun: Int64, coming: _Coming, part: slice) -> None:
+    """These of the blocks that are coming; `begun` is how many each row had."""
+    places = coming.places[part]
+    if not len(places):
+        return
+    got = cache.pool.take([len(places)])
+    if isinstance(got, Shortfall):
+        raise InvariantViolation("reserve-all-or-nothing", f"{len(places)} blocks were free, then were not")
+    cache.tables[0].append_at(rows[places], begun[places] + coming.turns[part], got[0])
 
 
 def _in_order(scheduler: Scheduler, rows: Int64, asked: Blocks, crossings: Due) -> Taken:

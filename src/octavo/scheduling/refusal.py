@@ -2,7 +2,8 @@
 
 A steady admission policy (`STEADY`) weighs what is free against what is promised. Growing takes from one what it
 takes from the other, or more; whoever enters does too. So it refuses the same sequence again until a reference to
-some block is given back, or the sequence finds more, or less, to start from. Owns that rule; decides nothing.
+some block is given back, or the sequence finds more, or less, to start from: with tiers below the device, until
+anything is kept, given up or copied anywhere. Owns that rule; decides nothing.
 
 Invariant: with and without this memory the plans are the same.
 """
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from octavo.memory.prefix import NO_SLOT, Match, Node
 from octavo.policy.admission import STEADY
+from octavo.policy.placement import CONSTANT
 
 if TYPE_CHECKING:
     from octavo.memory.sharing import Sharing
@@ -33,6 +35,8 @@ class Refusal:
     """Of the block after that one, where it has one."""
     next: Node | None = None
     next_kept: bool = False
+    history: tuple[int, ...] | None = None
+    """`Tiering.history` at that time."""
 
 
 def remembered(scheduler: Scheduler, sequence: Sequence, match: Match) -> Refusal | None:
@@ -40,19 +44,21 @@ def remembered(scheduler: Scheduler, sequence: Sequence, match: Match) -> Refusa
     cache, policies = scheduler.cache, scheduler.policies
     if type(policies.admission) not in STEADY or policies.batching.whole_batches or not len(scheduler.running):
         return None
-    if scheduler.tiering is not None:  # what lies below changes without a block being given back
+    if cache.gives_up and _computing_prompts(scheduler):
         return None
-    if cache.gives_up:  # what is promised falls as prompts are computed
-        return None
-    sharing, chain = cache.sharing, sequence.chain
+    sharing, chain, tiering = cache.sharing, sequence.chain, scheduler.tiering
+    history = None if tiering is None else tiering.history
     if sharing is None or chain is None:
-        return Refusal(cache.given_back)
+        return Refusal(cache.given_back, history=history)
+    if tiering is not None and type(tiering.placement) not in CONSTANT:
+        return None
     if not sharing.all_grow:
         return None
     whole = len(match.path)
     key = chain.keys[whole] if whole < len(chain.keys) else None
     after = None if key is None else sharing.directory.find(key)
-    return Refusal(cache.given_back, match.path[-1] if whole else None, key, after, _kept(after))
+    last = match.path[-1] if whole else None
+    return Refusal(cache.given_back, last, key, after, _kept(after), history)
 
 
 def still_refused(scheduler: Scheduler, refusal: Refusal) -> bool:
@@ -60,6 +66,8 @@ def still_refused(scheduler: Scheduler, refusal: Refusal) -> bool:
     cache = scheduler.cache
     if refusal.given_back != cache.given_back or not len(scheduler.running):
         return False
+    if refusal.history is not None:
+        return scheduler.tiering is not None and scheduler.tiering.history == refusal.history
     if cache.sharing is None:
         return True
     if refusal.last is not None and not _kept(refusal.last):
@@ -77,6 +85,14 @@ def _as_it_was(sharing: Sharing, refusal: Refusal) -> bool:
     assert refusal.next_key is not None
     after = sharing.directory.find(refusal.next_key)
     return after is refusal.next and _kept(after) == refusal.next_kept
+
+
+def _computing_prompts(scheduler: Scheduler) -> bool:
+    """Whether what is promised to those who run may fall: of windows and chunks it does, as prompts are computed."""
+    running = scheduler.running
+    rows = running.order
+    ahead = running.known[rows] + running.pending[rows] - scheduler.cache.committed[rows]
+    return bool((ahead > 1 + scheduler.plans_ahead).any())
 
 
 def _kept(node: Node | None) -> bool:

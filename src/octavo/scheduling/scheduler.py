@@ -220,6 +220,11 @@ class Scheduler:
     # -- moves that `growth` and `entry` ask for ------------------------------------------------
 
     @property
+    def untold_steps(self) -> bool:
+        """Whether the next plan has to tell of steps that computed nothing."""
+        return self._left_over is not None
+
+    @property
     def next_plan(self) -> int:
         """The number of the plan that is being made."""
         return self._next_plan

@@ -160,12 +160,12 @@ class Simulation:
         positions = scheduler.running.computed[rows]
         steps = min(steps, self.executor.steps_before_a_stop(rows, positions) + 1)
         moments = self.executor.run_ns(positions, self.now_ns, steps)
-        coming = self.source.next_ns()
-        if coming is not None:
-            # A step that is planned at the moment of an arrival plans with it.
-            steps = int(np.searchsorted(moments[:-1], coming, side="left"))
-            if not steps:
-                return False
+        for coming in (self.source.next_ns(), None if self.mover is None else self.mover.next_ns()):
+            if coming is not None:
+                # A step that is planned at the moment of an arrival, or of word of a copy, plans with it.
+                steps = min(steps, int(np.searchsorted(moments[:-1], coming, side="left")))
+        if not steps:
+            return False
         tokens, last = self.executor.tokens_between_stops(rows), self.executor.tokens_at(rows, positions + steps)
         before = scheduler.drain_events()
         run = advance(scheduler, tokens, moments[: steps + 1] / NANOSECONDS, self._refused_for, last)
@@ -173,6 +173,7 @@ class Simulation:
             self._tell(before)
             return False
         self.now_ns = self.executor.clock_ns = int(moments[run.steps])
+        self.core.leapt(float(run.moments[-2]))
         self.leaps += 1
         if run.ended:
             self._refused_for = None
