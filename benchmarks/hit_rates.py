@@ -5,7 +5,7 @@ modelled links. The bound is Belady's (1966): with so many blocks of room, and t
 wanted soonest and never keep one that is not wanted again. It ignores that only leaves may go and that time passes,
 so that no policy reaches it.
 
-    python benchmarks/hit_rates.py TRACE                     # about ten minutes
+    python benchmarks/hit_rates.py TRACE                     # about ten minutes of a processor
     python benchmarks/hit_rates.py TRACE --limit 2000        # its first requests
 
 Prints a table and one JSON line: shares of all prompt tokens that were looked up.
@@ -107,12 +107,16 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--limit", type=int, default=None)
     parser.add_argument("--device", default="h100-sxm")
+    parser.add_argument("--tp", type=int, default=2, help="devices: with one, the trace waits ever longer")
     parser.add_argument("--host-gib", type=float, default=512.0)
     parser.add_argument("--disk-gib", type=float, default=4096.0)
     parser.add_argument("--only", default="", help="rows whose placement and tier contain this text")
     args = parser.parse_args()
     requests = read_trace(args.trace, limit=args.limit).requests
-    replica = replica_of(MODEL, Asked(device=args.device, block_size=BLOCK, max_num_seqs=256))
+    asked = Asked.of(
+        device=args.device, tp=args.tp, block_size=str(BLOCK), max_num_seqs="256", max_num_batched_tokens="8192"
+    )
+    replica = replica_of(MODEL, asked)
     size = replica.layout.groups[0].block_bytes
     host, disk = (int(gib * 2**30) for gib in (args.host_gib, args.disk_gib))
     room = {"device": replica.slabs}
@@ -145,7 +149,8 @@ def main() -> None:
         row = {"placement": placement, "tier": tier, "eviction": eviction, **shares, "cpu_s": seconds}
         told["runs"].append(row)
         print(f"  {placement:<14}{tier or '-':<8}{eviction:<22}", end="")
-        print("".join(f"{shares[name]:9.1%}" for name in TIERS), f"{sum(shares.values()):8.1%}{seconds:8.0f}")
+        figures = "".join(f"{shares[name]:9.1%}" for name in TIERS)
+        print(f"{figures} {sum(shares.values()):8.1%}{seconds:8.0f}", flush=True)
     print(json.dumps(told))
 
 

@@ -151,6 +151,8 @@ class PrefixDirectory:
         whole = min(len(path), limit // size)
         partial, shared = self._partly_shared(path, top, tokens, whole, limit)
         known = whole * size + shared
+        if all(self.grows):
+            return self._longest(path, whole, partial, known, limit, tiers)
         has = self._has(path, tiers)
         part = None if partial is None else [bool(one[0]) for one in self._has([partial], tiers)]
         if part is not None and self._valid(has, whole, part, known):
@@ -159,6 +161,19 @@ class PrefixDirectory:
             if self._valid(has, count, None, count * size):
                 return Match(count * size, tuple(path[:count]), None, limit, known)
         return Match(asked=limit, known=known)
+
+    def _longest(
+        self, path: Sequence[Node], whole: int, partial: Node | None, known: int, limit: int, tiers: int
+    ) -> Match:
+        """The match where each block is of use together with all before it: up to the first that some group lacks."""
+        count = 0
+        while count < whole and _is_kept(path[count], tiers):
+            count += 1
+        if count == whole and partial is not None and _is_kept(partial, tiers):
+            return Match(known, tuple(path[:whole]), partial, limit, known)
+        if not count:
+            return Match(asked=limit, known=known)
+        return Match(count * self.space.block_tokens, tuple(path[:count]), None, limit, known)
 
     def _has(self, path: Sequence[Node], tiers: int) -> list[npt.NDArray[np.bool_]]:
         """By group: whether each node of the path is kept in one of the first `tiers` tiers."""
@@ -294,6 +309,13 @@ class PrefixDirectory:
                 else:
                     del siblings[at.key]
             at = parent
+
+
+def _is_kept(node: Node, tiers: int) -> bool:
+    """Whether every group's state of it is in one of the first so many tiers."""
+    if NO_SLOT not in node.slots:
+        return True
+    return tiers > 1 and all(max(slots) != NO_SLOT for slots in zip(*node.places[:tiers], strict=True))
 
 
 def _shared_tokens(one: bytes, other: bytes) -> int:
