@@ -127,8 +127,9 @@ def theirs_of(name: str, weight: torch.Tensor) -> Product:
         return lambda x: torch._weight_int8pack_mm(x, whole, small)
     if name == "int4":
         whole, scales = quantise_groups(weight, torch.int4)
-        packed = torch._convert_weight_to_int4pack_for_cpu((whole + 8).to(torch.int32), 1)
-        pairs = torch.stack((scales.T, torch.zeros_like(scales.T)), -1).to(torch.bfloat16).contiguous()
+        packed = torch._convert_weight_to_int4pack_for_cpu(whole.to(torch.int32), 1)
+        scale, shift = scales.transpose(0, 1).unbind(-1)
+        pairs = torch.stack((scale, shift + 8 * scale), -1).to(torch.bfloat16).contiguous()
         return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, GROUP, pairs)
     return lambda x: linear(x, weight)
 

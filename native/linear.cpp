@@ -170,7 +170,8 @@ void Linear::put(int64_t first, int64_t rows, Dtype from, const char* weights, i
     panels_.bias = bias_.data();
   }
   const int64_t groups = scales ? (panels_.inputs + kGroup - 1) / kGroup : 0;
-  Put job{kernels_, &panels_, first, rows, from, weights, stride * size_of(from), scales, groups};
+  Put job{kernels_, &panels_, first,  rows, from, weights, stride * size_of(from),
+          scales,   panels_.dtype == Dtype::i4 ? 2 * groups : groups};
   run_on_threads((rows + kRowsPacked - 1) / kRowsPacked, threads, put_some, &job);
 }
 

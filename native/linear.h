@@ -115,7 +115,7 @@ class Linear {
   Linear& operator=(const Linear&) = delete;
 
   // Rows `first ..` of the matrix, from memory in which they are `stride` elements apart. What is kept in int8 or int4
-  // comes in int8 with scales, one for each row and group of inputs.
+  // comes in int8 with scales, one for each row and group of inputs; for int4 a scale and what 0 stands for.
   void put(int64_t first, int64_t rows, Dtype from, const char* weights, int64_t stride, const float* scales,
            const float* bias, int threads);
   // Forget the weights: they are put again, kept as `dtype`. Whoever holds this object needs not know. The bias stays.

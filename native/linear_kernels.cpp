@@ -62,7 +62,7 @@ struct DotI8 {
     for (int j = 0; j < kGroup / 4; j++)
 #pragma GCC unroll 2
       for (int v = 0; v < 2; v++) {
-        vi word = word_of(p, j, v);
+        vi word = word_of(p + Group::kHead, j, v);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) dot_quads(whole[r][v], word, x[r * kQuadRun + j]);
       }
@@ -78,7 +78,7 @@ struct DotI4 {
     for (int j = 0; j < kHalf; j++)
 #pragma GCC unroll 2
       for (int v = 0; v < 2; v++) {
-        vi word = word_of(p, j, v), low = word & splat(0x0f0f0f0f), high = (word >> 4) & splat(0x0f0f0f0f);
+        vi word = word_of(p + Group::kHead, j, v), low = word & splat(0x0f0f0f0f), high = (word >> 4) & splat(0x0f0f0f0f);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
           dot_quads(whole[r][v], low, x[r * kQuadRun + j]);
@@ -98,7 +98,8 @@ OCTAVO_INLINE void dots(const char* w, const float* x, int groups, float* totals
     const int32_t* quads = reinterpret_cast<const int32_t*>(x);
     vi whole[R][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) whole[r][0] = whole[r][1] = splat(quads[r * kQuadRun + kGroup / 4]);
+    for (int r = 0; r < R; r++)
+      whole[r][0] = whole[r][1] = Q::Group::kShifted ? vi{} : splat(quads[r * kQuadRun + kGroup / 4]);
     Q::template group<R>(w, quads, whole);
     const vf a = scale_of(w, 0), b = scale_of(w, 1);
 #pragma GCC unroll 8
@@ -106,6 +107,11 @@ OCTAVO_INLINE void dots(const char* w, const float* x, int groups, float* totals
       const vf scale = splat(x[r * kQuadRun + kGroup / 4 + 1]);
       sums[r][0] = fma(__builtin_convertvector(whole[r][0], vf), a * scale, sums[r][0]);
       sums[r][1] = fma(__builtin_convertvector(whole[r][1], vf), b * scale, sums[r][1]);
+      if constexpr (Q::Group::kShifted) {
+        const vf total = splat(x[r * kQuadRun + kGroup / 4]);
+        sums[r][0] = fma(total, shift_of(w, 0), sums[r][0]);
+        sums[r][1] = fma(total, shift_of(w, 1), sums[r][1]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -197,10 +203,11 @@ template <class G>
 inline void widen_groups(float* to, const char* group, int inputs) {
   for (int k = 0; k < inputs; k += kGroup, group += G::kBytes, to += kGroup * kPanel)
     for (int v = 0; v < 2; v++) {
-      const vf scale = scale_of(group, v);
+      const vf scale = scale_of(group, v), shift = G::kShifted ? shift_of(group, v) : vf{};
       for (int i = 0; i < kGroup; i++) {
-        vi whole = G::lane(word_of, group, i, v) - splat(G::kOffset);
-        store(to + i * kPanel + v * W, __builtin_convertvector(whole, vf) * scale);
+        vi whole = G::lane(word_of, group + G::kHead, i, v) - splat(G::kOffset);
+        vf wide = __builtin_convertvector(whole, vf);
+        store(to + i * kPanel + v * W, G::kShifted ? fma(wide, scale, shift) : wide * scale);
       }
     }
 }

@@ -51,10 +51,12 @@ struct PackF16 {
   }
 };
 
-// Quantised weights lie in groups of kGroup inputs: the scales of the panel's outputs in float16, then lanes of four
-// inputs of an output, two vectors of outputs in turn. The lowest number is stored as 0.
+// Quantised weights lie in groups of kGroup inputs: the scales of the panel's outputs in float16, for four bits what
+// 0 stands for likewise, then lanes of four inputs of an output, two vectors of outputs in turn. The lowest number is
+// stored as 0.
 struct GroupI8 {
-  static constexpr int kBytes = kPanel * (2 + kGroup), kOffset = 128;
+  static constexpr bool kShifted = false;
+  static constexpr int kHead = 2 * kPanel, kBytes = kHead + kPanel * kGroup, kOffset = 128;
   static OCTAVO_INLINE int place(int i) { return i / 4 * (4 * kPanel) + i % 4; }  // of input i, for output 0
   static void put(char* data, int i, int value) { data[place(i)] = static_cast<char>(value); }
   static int get(const char* data, int i) { return static_cast<uint8_t>(data[place(i)]); }
@@ -64,7 +66,8 @@ struct GroupI8 {
 };
 
 struct GroupI4 {  // the low halves of the bytes are the group's first half
-  static constexpr int kBytes = kPanel * (2 + kGroup / 2), kOffset = 8, kHalf = kGroup / 2;
+  static constexpr bool kShifted = true;
+  static constexpr int kHead = 4 * kPanel, kBytes = kHead + kPanel * kGroup / 2, kOffset = 0, kHalf = kGroup / 2;
   static OCTAVO_INLINE int place(int i) { return i % kHalf / 4 * (4 * kPanel) + i % 4; }
   static void put(char* data, int i, int value) {
     char& byte = data[place(i)];
@@ -80,8 +83,10 @@ OCTAVO_INLINE vf scale_of(const char* group, int v) {
   return F16::load(reinterpret_cast<const uint16_t*>(group) + v * W);
 }
 
-OCTAVO_INLINE vi word_of(const char* group, int j, int v) {
-  return load(reinterpret_cast<const int32_t*>(group + 2 * kPanel) + (j * 2 + v) * W);
+OCTAVO_INLINE vf shift_of(const char* group, int v) { return scale_of(group + 2 * kPanel, v); }
+
+OCTAVO_INLINE vi word_of(const char* data, int j, int v) {
+  return load(reinterpret_cast<const int32_t*>(data) + (j * 2 + v) * W);
 }
 
 template <class E>
@@ -111,11 +116,13 @@ template <class G>
 void scatter_groups(const Panels& m, int64_t output, const int8_t* row, const float* scales) {
   const int place = static_cast<int>(output % kPanel);
   char* group = m.weights + output / kPanel * m.panel_bytes;
-  for (int64_t k = 0; k < m.inputs; k += kGroup, group += G::kBytes, scales++) {
-    alignas(64) uint16_t lanes[W];
-    F16::store(lanes, splat(*scales));
-    reinterpret_cast<uint16_t*>(group)[place] = lanes[0];
-    char* data = group + 2 * kPanel + place * 4;
+  for (int64_t k = 0; k < m.inputs; k += kGroup, group += G::kBytes) {
+    for (int part = 0; part <= G::kShifted; part++) {
+      alignas(64) uint16_t lanes[W];
+      F16::store(lanes, splat(*scales++));
+      reinterpret_cast<uint16_t*>(group)[part * kPanel + place] = lanes[0];
+    }
+    char* data = group + G::kHead + place * 4;
     for (int i = 0; i < kGroup; i++) G::put(data, i, (k + i < m.inputs ? row[k + i] : 0) + G::kOffset);
   }
 }
@@ -156,9 +163,10 @@ void collect_groups(const Panels& m, int64_t output, float* to) {
   const int place = static_cast<int>(output % kPanel);
   for (int64_t k = 0; k < m.inputs; k += kGroup, group += G::kBytes) {
     const float scale = scale_of(group, place / W)[place % W];
-    const char* data = group + 2 * kPanel + place * 4;
+    const float shift = G::kShifted ? shift_of(group, place / W)[place % W] : 0.0f;
+    const char* data = group + G::kHead + place * 4;
     for (int i = 0; i < kGroup && k + i < m.inputs; i++)
-      to[k + i] = scale * static_cast<float>(G::get(data, i) - G::kOffset);
+      to[k + i] = scale * static_cast<float>(G::get(data, i) - G::kOffset) + shift;
   }
 }
 
@@ -211,8 +219,10 @@ OCTAVO_INLINE int32_t most_of(vi x) {
 #endif
 }
 
-// The quads of one group of one row in eight bits, then minus `offset` times their sum, then the scale.
-OCTAVO_INLINE void quantise_group(const float* x, int offset, float* to) {
+// The quads of one group of one row in eight bits, then what is added for all weights that are stored too high (minus
+// kOffset times their sum) or for what 0 stands for (the sum itself, scaled), then the scale.
+template <class G>
+OCTAVO_INLINE void quantise_group(const float* x, float* to) {
   vi most = vi{};  // the sizes of finite numbers are ordered as their bits are, and below those of all others
   for (int i = 0; i < kGroup; i += W) {
     vi bits = (vi)magnitude_of(load(x + i));
@@ -228,13 +238,17 @@ OCTAVO_INLINE void quantise_group(const float* x, int offset, float* to) {
   int32_t total = 0;
   for (int i = 0; i < kGroup; i += W) I8::store(bytes + i, load(x + i) / splat(scale));
   for (int i = 0; i < kGroup; i++) total += bytes[i];
-  total *= -offset;
-  std::memcpy(to + kGroup / 4, &total, 4);
+  if (G::kShifted) {
+    to[kGroup / 4] = scale * static_cast<float>(total);
+  } else {
+    total *= -G::kOffset;
+    std::memcpy(to + kGroup / 4, &total, 4);
+  }
   to[kGroup / 4 + 1] = scale;
 }
 
-template <class E>
-void gather_quads(const char* x, int64_t x_stride, int rows, int64_t inputs, int offset, float* to) {
+template <class E, class G>
+void gather_quads(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
   for (int r = 0; r < rows; r++) {
     const typename E::T* p = reinterpret_cast<const typename E::T*>(x) + r * x_stride;
     float* run = to + r * kQuadRun;
@@ -242,15 +256,15 @@ void gather_quads(const char* x, int64_t x_stride, int rows, int64_t inputs, int
       alignas(64) float wide[kGroup] = {};
       const int n = static_cast<int>(inputs - k < kGroup ? inputs - k : kGroup);
       widen<E>(wide, reinterpret_cast<const char*>(p + k), n, splat(1.0f));
-      quantise_group(wide, offset, run);
+      quantise_group<G>(wide, run);
     }
   }
 }
 
 template <class E>
 void gather_from(Form form, const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
-  if (form == Form::quads_i8) gather_quads<E>(x, x_stride, rows, inputs, GroupI8::kOffset, to);
-  else if (form == Form::quads_i4) gather_quads<E>(x, x_stride, rows, inputs, GroupI4::kOffset, to);
+  if (form == Form::quads_i8) gather_quads<E, GroupI8>(x, x_stride, rows, inputs, to);
+  else if (form == Form::quads_i4) gather_quads<E, GroupI4>(x, x_stride, rows, inputs, to);
   else gather_as<E>(x, x_stride, rows, inputs, to);
 }
 

@@ -32,7 +32,8 @@ def held(weight, storage):
     """What packing makes of a matrix, in float64."""
     if storage in (torch.int8, torch.int4):
         whole, scales = quantise_groups(weight, storage)
-        return whole.double() * scales.double().repeat_interleave(GROUP, 1)[:, : weight.shape[1]]
+        scales = scales.double().repeat_interleave(GROUP, 1)[:, : weight.shape[1]]
+        return whole * scales[..., 0] + scales[..., 1] if storage is torch.int4 else whole * scales
     return weight.to(storage).double()
 
 
@@ -192,6 +193,16 @@ def test_rounding_to_eight_and_four_bits_is_as_fine_as_its_steps_allow():
     assert held(torch.zeros(3, 40), torch.int4).abs().max() == 0
     tiny = weight * 1e-5
     assert float((held(tiny, torch.int8) - tiny.double()).norm() / tiny.double().norm()) < 0.1
+
+
+def test_what_was_rounded_to_four_bits_before_keeps_every_bit(instruction_set):
+    random = np.random.default_rng(14)
+    whole = torch.from_numpy(random.integers(0, 16, size=(70, 4, GROUP))).float()
+    whole[:, :, 5], whole[:, :, 9] = 0, 15  # whoever rounds spans a group from end to end
+    scale, shift = (torch.from_numpy(random.normal(size=(70, 4, 1)) * 0.1).half().float() for _ in range(2))
+    weight = (whole * scale.abs().clamp_min(1e-3).half().float() + shift).view(70, -1)
+    packed = PackedLinear([weight], storage=torch.int4, instruction_set=instruction_set)
+    assert torch.equal(packed.rows(torch.arange(70), torch.float32), weight)
 
 
 def test_rows_may_be_views_and_have_more_dimensions(instruction_set):

@@ -22,6 +22,8 @@ _ROWS = (torch.float32, torch.bfloat16, torch.float16)
 GROUP = 32
 """Inputs that share a scale, of weights in int8 and int4 and of rows that are rounded to be multiplied by them."""
 _LEAST_SCALE = 2.0**-24
+FOUR_BIT_SPANS = (1.0, 0.93, 0.86)
+"""Shares of the way from a group's least number to its largest that sixteen steps are tried over."""
 
 
 def linear_instruction_sets() -> tuple[str, ...]:
@@ -34,8 +36,8 @@ class PackedLinear:
     """y = x W^T + bias. `weights` are [outputs, inputs] and are joined in order; so are `biases`, None for none.
 
     `storage` is the element type of the packed form, that of the weights if not given: float32, bfloat16, float16, or
-    int8 or int4 with a scale for each output and 32 inputs. Sums are float32 always; where the processor multiplies
-    bytes (`rounds_inputs`), int8 and int4 round rows to eight bits in groups.
+    int8 or int4 with a scale, and for int4 what 0 stands for, for each output and 32 inputs. Sums are float32 always;
+    where the processor multiplies bytes (`rounds_inputs`), int8 and int4 round rows to eight bits in groups.
     """
 
     def __init__(
@@ -190,35 +192,47 @@ class PackedLinear:
 
 
 def quantise_groups(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers for each row [outputs, inputs], and scales [outputs, groups of 32 inputs] to multiply them by.
+    """Whole numbers for each row [outputs, inputs], and what each group of 32 inputs multiplies them by.
 
-    int8: from -127 to 127. int4: from -8 to 7; the number largest in size becomes -8, a little more than that, or 7,
-    whichever rounds its group best.
+    int8: from -127 to 127, scales [outputs, groups]. int4: from 0 to 15, [outputs, groups, 2]: the scale, and what 0
+    stands for. A group spans its least to its largest number, or less where that rounds it better; one that was
+    rounded so before keeps every bit.
     """
     outputs, inputs = weight.shape
     wide = torch.nn.functional.pad(weight.to(torch.float32), (0, -inputs % GROUP)).view(outputs, -1, GROUP)
     if storage is torch.int8:
-        best, scales, _ = _rounded_to(wide, wide.abs().amax(2, keepdim=True) / 127, (-127, 127))
+        scale = _as_stored(wide.abs().amax(2, keepdim=True) / 127)
+        whole, scales = torch.round(wide / scale).clamp_(-127, 127), scale[:, :, 0]
     else:
-        largest = wide.gather(2, wide.abs().argmax(2, keepdim=True))
-        best, scales, best_error = _rounded_to(wide, largest / -8.0, (-8, 7))
-        for reach in (-8.7, 7.0):
-            whole, scale, error = _rounded_to(wide, largest / reach, (-8, 7))
+        whole, scales = _rounded_to_four_bits(wide)
+    return whole.to(torch.int8).view(outputs, -1)[:, :inputs].contiguous(), scales.contiguous()
+
+
+def _rounded_to_four_bits(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of several spans of each group, and the line that fits what they round to best, the one of the least error."""
+    least, most = wide.amin(2, keepdim=True), wide.amax(2, keepdim=True)
+    best, scales = torch.zeros_like(wide), torch.cat((least, least), 2)
+    best_error = torch.full_like(least, float("inf"))
+    for share in FOUR_BIT_SPANS:
+        margin = (most - least) * (1 - share) / 2
+        scale, shift = (most - least) * (share / 15), least + margin
+        for _ in range(2):
+            scale, shift = _as_stored(scale), shift.to(torch.float16).to(torch.float32)
+            whole = torch.round((wide - shift) / scale).clamp_(0, 15)
+            error = (whole * scale + shift - wide).square_().sum(2, keepdim=True)
             better = error < best_error
-            best = torch.where(better, whole, best)
-            scales = torch.where(better, scale, scales)
-            best_error = torch.where(better, error, best_error)
-    return best.to(torch.int8).view(outputs, -1)[:, :inputs].contiguous(), scales[:, :, 0].contiguous()
+            best, best_error = torch.where(better, whole, best), torch.where(better, error, best_error)
+            scales = torch.where(better, torch.cat((scale, shift), 2), scales)
+            means = whole.mean(2, keepdim=True), wide.mean(2, keepdim=True)
+            apart = whole - means[0]
+            scale = (apart * (wide - means[1])).sum(2, keepdim=True) / apart.square().sum(2, keepdim=True).clamp_min(1)
+            shift = means[1] - scale * means[0]
+    return best, scales
 
 
-def _rounded_to(
-    wide: torch.Tensor, scale: torch.Tensor, within: tuple[int, int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(whole numbers, scale as float16 holds it, squared error) of groups [outputs, groups, inputs]."""
-    scale = scale.to(torch.float16).to(torch.float32)
-    scale = torch.where(scale.abs() < _LEAST_SCALE, torch.full_like(scale, _LEAST_SCALE), scale)
-    whole = torch.round(wide / scale).clamp_(*within)
-    return whole, scale, (whole * scale - wide).square_().sum(2, keepdim=True)
+def _as_stored(scale: torch.Tensor) -> torch.Tensor:
+    """As float16 holds it, and not zero."""
+    return scale.to(torch.float16).to(torch.float32).clamp_min(_LEAST_SCALE)
 
 
 def _check_parts(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
