@@ -17,7 +17,7 @@ from tests.server.serving import PATIENCE_S, Running, Slow, make_core, served
 
 from octavo.engine.intake import Intake
 from octavo.scheduling.core import EngineCore
-from octavo.server.running import drain
+from octavo.server.running import drain, tell
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ENDLESS: dict[str, Any] = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True}
@@ -319,3 +319,20 @@ def test_requests_that_come_one_by_one_on_one_connection_are_answered() -> None:
         for i in range(50):
             path, body = (COMPLETIONS, {"prompt": "abc", "max_tokens": 3}) if i % 5 else ("/nowhere", {})
             assert client.post(path, json=body).status_code == (200 if i % 5 else 404)
+
+
+def test_a_listener_that_has_gone_or_reads_no_more_keeps_nobody_from_going_on() -> None:
+    def gone(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    def full(text: str) -> None:
+        stuck.wait(PATIENCE_S)
+
+    heard: list[str] = []
+    stuck = threading.Event()
+    begun = time.monotonic()
+    for say in (gone, full, heard.append):
+        tell(say, "SIGTERM")
+    stuck.set()
+    assert time.monotonic() - begun < PATIENCE_S / 2
+    assert heard == ["SIGTERM"]

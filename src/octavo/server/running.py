@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -33,6 +34,8 @@ from octavo.server.settings import ServerSettings
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that they close them and never meet a closed one."""
 LAST_WORDS_S = 5
+SAYING_S = 0.5
+"""A terminal takes a line at once; a pipe that is full and read by nobody never does."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Say = Callable[[str], None]
@@ -144,7 +147,7 @@ async def _announce(
     while not server.started and not serving.done():  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # uvicorn has no event for it
     if server.started:
-        say(ready_line(service, address_of(bound)))
+        tell(say, ready_line(service, address_of(bound)))
         await asyncio.to_thread(service.llm.engine.intake.warm)
 
 
@@ -174,8 +177,8 @@ def _on_signals(service: Service, server: uvicorn.Server, say: Say) -> contextli
             sys.stderr.flush()
             os._exit(128 + number)
         left = service.lifecycle.in_progress
-        say(f"{signal.Signals(number).name}: {left} to finish, no new ones are taken; again to end at once")
         drains.append(loop.create_task(drain(service, server)))
+        tell(say, f"{signal.Signals(number).name}: {left} to finish, no new ones are taken; again to end at once")
 
     for number in SIGNALS:
         try:
@@ -184,6 +187,18 @@ def _on_signals(service: Service, server: uvicorn.Server, say: Say) -> contextli
             break
         stack.callback(loop.remove_signal_handler, number)
     return stack
+
+
+def tell(say: Say, text: str) -> None:
+    """Say it, though whoever listened may have gone, or stopped reading: neither keeps a server from what it does."""
+
+    def said() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            say(text)
+
+    speaking = threading.Thread(target=said, daemon=True)
+    speaking.start()
+    speaking.join(SAYING_S)
 
 
 async def drain(service: Service, server: uvicorn.Server) -> None:
