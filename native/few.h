@@ -208,11 +208,14 @@ inline void attend_span(const Call& c, const Few& few, int from, int to, const i
   Keys tiles[2];
   int count = lesser(kKeyTile, high - low), turn = 0;
   if (count > 0) tiles[0].find(pages, table, head, low, count);
+  const int size = static_cast<int>(size_of(pages.dtype));
+  for (int t = 0; t < count; t++) prefetch(tiles[0].k[t], pages.k_dim * size);
+  for (int t = 0; t < count; t++) prefetch(tiles[0].v[t], pages.v_dim * size);
   for (int first = low; first < high; turn ^= 1) {
     Keys& keys = tiles[turn];
     const int next = first + count, next_count = lesser(kKeyTile, high - next);
     if (next_count > 0) tiles[turn ^ 1].find(pages, table, head, next, next_count);
-    const Keys* coming = next_count == count ? &tiles[turn ^ 1] : nullptr;
+    const Keys* coming = next_count > 0 ? &tiles[turn ^ 1] : nullptr;
     const Keys* scaled = quantised(pages.dtype) ? &keys : nullptr;
     if constexpr (WIDE) {
       widen_tile<E>(pages, keys, count, few.k, few.v, false);

@@ -179,7 +179,7 @@ OCTAVO_INLINE void by_tiles(const Pages& pages, const Item& it, int head, F step
   for (int first = it.key_lo; first < it.key_hi; turn ^= 1) {
     const int next = first + count, coming = lesser(kKeyTile, it.key_hi - next);
     if (coming > 0) tiles[turn ^ 1].find(pages, it.table, head, next, coming);
-    Ahead ahead{coming == kKeyTile ? &tiles[turn ^ 1] : nullptr, pages.k_dim * size, pages.v_dim * size};
+    Ahead ahead{coming > 0 ? &tiles[turn ^ 1] : nullptr, pages.k_dim * size, pages.v_dim * size};
     step(tiles[turn], first, count, ahead);
     first = next;
     count = coming;

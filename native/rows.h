@@ -16,7 +16,7 @@ OCTAVO_INLINE int larger(int a, int b) { return a > b ? a : b; }
 OCTAVO_INLINE int padded(int n) { return (n + W - 1) / W * W; }
 
 // The addresses of keys `first .. first + n - 1` of one head, and of their values. The last key is repeated, so that
-// a kernel that takes several at once reads nothing that is not the sequence's own.
+// a kernel that takes several at once, or asks ahead for a whole tile, reads nothing that is not the sequence's own.
 struct Keys {
   const char* k[kKeyTile + 8];
   const char* v[kKeyTile + 8];
@@ -45,7 +45,7 @@ struct Keys {
         value += pages.v_token_bytes;
       }
     }
-    for (; t < n + 8; t++) {
+    for (; t < kKeyTile + 8; t++) {
       k[t] = k[n - 1];
       v[t] = v[n - 1];
       k_scale[t] = v_scale[t] = 0;
