@@ -77,6 +77,10 @@ bench: $(DEV) $(MODEL)  ## Run the benchmarks: scheduling, HTTP, octavo beside T
 peers: $(DEV) $(MODEL)  ## Run octavo beside vLLM, OpenVINO and llama.cpp, each in an environment of its own
 	$(RUN) benchmarks/peers/run.py $(ARGS)
 
+.PHONY: targets
+targets: $(DEV) $(MODEL)  ## The table of targets beside peers, whole or in parts: make targets ARGS="--only ready,serve"
+	$(RUN) benchmarks/targets.py $(ARGS)
+
 .PHONY: docs
 docs: $(DEV)  ## Write the documents that commands make (cli, capacity, planner-accuracy) and run the examples in all
 	$(RUN) -m typer octavo.cli.main utils docs --name octavo --title "The octavo command" --output docs/cli.md
