@@ -88,13 +88,14 @@ struct DotI4 {
   }
 };
 
-template <class Q, int R>
+// AMONG: of several tiles, which leave time for what is far ahead however few rows one has.
+template <class Q, int R, bool AMONG>
 OCTAVO_INLINE void dots(const char* w, const float* x, int groups, float* totals, bool fresh) {
-  constexpr int kBytes = Q::Group::kBytes;
+  constexpr int kBytes = Q::Group::kBytes, kAhead = ahead_of(AMONG ? kMostTile : R);
   vf sums[R][2] = {};
   for (int g = 0; g < groups; g++, w += kBytes, x += kQuadRun * R) {
 #pragma GCC unroll 1
-    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(w + ahead_of(R) + i, 0, 2);
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(w + kAhead + i, 0, 2);
     const int32_t* quads = reinterpret_cast<const int32_t*>(x);
     vi whole[R][2];
 #pragma GCC unroll 8
@@ -122,10 +123,10 @@ OCTAVO_INLINE void dots(const char* w, const float* x, int groups, float* totals
     }
 }
 
-template <class Q>
+template <class Q, bool AMONG>
 inline void dots_rows(const char* w, const float* x, int rows, int groups, float* totals, bool fresh) {
 #define OCTAVO_ROWS(n) \
-  case n: return dots<Q, n>(w, x, groups, totals, fresh);
+  case n: return dots<Q, n, AMONG>(w, x, groups, totals, fresh);
   switch (rows) {
     OCTAVO_ROWS(1) OCTAVO_ROWS(2) OCTAVO_ROWS(3) OCTAVO_ROWS(4) OCTAVO_ROWS(5) OCTAVO_ROWS(6)
   }
@@ -339,13 +340,14 @@ void multiply_dots(const Product& c, int64_t panel, float* scratch) {
   float* totals = scratch;
   constexpr int kGroups = kDepth / kGroup;
   const int all = static_cast<int>((m.inputs + kGroup - 1) / kGroup);
+  const auto run = c.count > 1 ? dots_rows<Q, true> : dots_rows<Q, false>;
   for (int g = 0; g < all; g += kGroups) {
     const char* w = m.weights + panel * m.panel_bytes + (int64_t)g * Q::Group::kBytes;
     float* to = totals;
     for (int t = 0; t < c.count; t++) {
       const Tile& tile = c.tiles[t];
       const float* x = tile.x + (int64_t)g * kQuadRun * tile.rows;
-      dots_rows<Q>(w, x, tile.rows, lesser(kGroups, all - g), to, g == 0);
+      run(w, x, tile.rows, lesser(kGroups, all - g), to, g == 0);
       to += (size_t)tile.rows * kPanel;
     }
   }
