@@ -34,7 +34,8 @@ LAID_OUT = """[...document.querySelectorAll('svg')].map((svg) => {
             at.top < whole.top - 1 || at.bottom > whole.bottom + 1).map(([text]) => text),
         overlapping: texts.flatMap(([text, at], i) => texts.slice(i + 1).filter(([, other]) => over(at, other))
             .map(([other]) => `${text} and ${other}`)),
-        twice: texts.length - new Set(texts.map(([text, at]) => `${text} ${at.right < whole.left + 80 * whole.width / 720}`)).size,
+        twice: texts.length - new Set(
+            texts.map(([text, at]) => `${text} ${at.right < whole.left + 80 * whole.width / 720}`)).size,
     };
 })"""
 PALE = """(() => {
