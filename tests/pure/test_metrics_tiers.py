@@ -124,9 +124,10 @@ def assert_cached_tokens_are_those_never_computed(watched: Watched) -> None:
 def test_recomputed_tokens_are_positions_that_plans_compute_twice_also_after_copies_that_did_not_come(
     fails: float, preemption: str
 ) -> None:
+    """On a host too small for all who give way."""
     twice = told = 0
     for seed in range(6):
-        watched = a_world(seed, reuse=True, heads=[2], laws=["full"], slabs=12, host_slabs=30, block_tokens=4, rows=4,
+        watched = a_world(seed, reuse=True, heads=[2], laws=["full"], slabs=12, host_slabs=8, block_tokens=4, rows=4,
                           slab_bytes=0, admission="max_utilization", depth=0, fails_every=0, faults=ToyFaults(fails),
                           placement="write_back", preemption=preemption, disk_slots=0)  # fmt: skip
         watched.run(seed, requests=16, resets=0.0)
