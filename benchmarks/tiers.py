@@ -10,12 +10,14 @@ on both sides ("apart"):
 - the same in a folder that processes share: loads against reads of 8 MiB in sequence, and against opening, reading and
   closing each file; stores against new files of a block each.
 
-The file is in the page cache unless --mib exceeds memory; both sides alike, so that the price of checksums and of calls
-shows in full. Nothing is flushed but between repetitions, where it is not counted. Repetitions are interleaved; where
-others use the machine, processor time, which counts the second thread of the stores too, says more than time. Prints a
-table, then one JSON line.
+The file is in the page cache on both sides alike, so that the price of checksums and of calls shows in full; nothing is
+flushed but between repetitions, where it is not counted. With --uncached the slots' file is asked to leave the page
+cache before each read, and a write counts until it is on the disk: what an engine sees that comes back to state of long
+ago. Repetitions are interleaved; where others use the machine, processor time, which counts the second thread of the
+stores too, says more than time. Prints a table, then one JSON line.
 
     python benchmarks/tiers.py --block-kib 16 64 512 --seconds 60 --folder /var/tmp
+    python benchmarks/tiers.py --uncached
 """
 
 from __future__ import annotations
@@ -103,14 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for kib in options.block_kib:
         layout = layout_of(kib << 10)
         room = Room(layout, max(2, (options.mib << 20) // layout.slab_bytes))
-        for found in rows_of(room, options.folder, options.seconds / len(options.block_kib)):
+        for found in rows_of(room, options, options.seconds / len(options.block_kib)):
             print(
                 f"{kib:>5}  {found['case']:<26}{found['against']:<30}{found['ratio']:>14.0%}"
                 f"{found['processor_ratio']:>19.0%}",
                 flush=True,
             )
             rows.append({"block_kib": kib} | found)
-    print(json.dumps({"benchmark": "tiers", "mib": options.mib, "rows": rows, "facts": facts}))
+    told = {"benchmark": "tiers", "mib": options.mib, "uncached": options.uncached, "rows": rows, "facts": facts}
+    print(json.dumps(told))
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -119,6 +122,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mib", type=int, default=64, help="bytes moved in a repetition, in MiB")
     parser.add_argument("--seconds", type=float, default=60, help="about how long it may take")
     parser.add_argument("--folder", help="where files lie; the default is the temporary directory")
+    parser.add_argument("--uncached", action="store_true", help="the file alone, read from the disk and written to it")
     return parser.parse_args(arguments)
 
 
@@ -129,9 +133,11 @@ def layout_of(block_bytes: int) -> Layout:
     return make_layout((StateGroup("full", tuple(range(8)), (components,) * 8),), BLOCK_TOKENS)
 
 
-def rows_of(room: Room, folder: str | None, seconds: float) -> list[dict[str, Any]]:
+def rows_of(room: Room, options: argparse.Namespace, seconds: float) -> list[dict[str, Any]]:
     """Of one block size: half of the time for the arenas and the file, half for the folder."""
-    with tempfile.TemporaryDirectory(dir=folder) as found:
+    with tempfile.TemporaryDirectory(dir=options.folder) as found:
+        if options.uncached:
+            return file_rows(room, Path(found), seconds, uncached=True)
         return (
             arena_rows(room, seconds / 4)
             + file_rows(room, Path(found), seconds / 4)
@@ -214,7 +220,7 @@ def arena_rows(room: Room, seconds: float) -> list[dict[str, Any]]:
         mover.close()
 
 
-def file_rows(room: Room, folder: Path, seconds: float) -> list[dict[str, Any]]:
+def file_rows(room: Room, folder: Path, seconds: float, uncached: bool = False) -> list[dict[str, Any]]:
     identity = Identity.of("benchmark", room.layout.signature, "full")
     places = Places.of(room.size)
     store = DiskSlots(folder / "slots", identity, room.size, places.file_bytes(room.blocks))
@@ -244,22 +250,35 @@ def file_rows(room: Room, folder: Path, seconds: float) -> list[dict[str, Any]]:
     def flushed() -> None:
         os.fdatasync(plain)
 
+    def unread() -> None:
+        if uncached:
+            os.fdatasync(plain)
+            os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def written(act: Callable[[], None]) -> Callable[[], None]:
+        def until_it_is_there() -> None:
+            act()
+            os.fdatasync(plain)
+
+        return until_it_is_there if uncached else act
+
     def disk(route: Route, here: Slots, there: Slots) -> Callable[[], None]:
         sources, targets = (there, here) if route == "store" else (here, there)
         return lambda: ordered(mover, route, sources, targets, [keys[slot] for slot in here])
 
     writes, reads = "writes of 8 MiB", "reads of 8 MiB"
     write_each, read_each = "a plain write of each block", "a plain read of each block"
+    all_in_order, any_order = (room.neighbours, room.neighbours), (room.apart, room.apart_too)
     cases = [  # plain writes lay waste to the headers, so each is followed by a store of all
-        Case(writes, (), in_sequence(os.pwritev), flushed),
-        Case("store, neighbours", (writes,), disk("store", room.neighbours, room.neighbours), flushed),
-        Case(reads, (), in_sequence(os.preadv), flushed),
-        Case("load, neighbours", (reads,), disk("load", room.neighbours, room.neighbours)),
-        Case("load, neighbours on disk", (reads,), disk("load", room.neighbours, room.apart)),
-        Case(read_each, (), each_block(os.preadv)),
-        Case("load, apart", (reads, read_each), disk("load", room.apart, room.apart_too)),
-        Case(write_each, (), each_block(os.pwritev), flushed),
-        Case("store, apart", (writes, write_each), disk("store", room.apart, room.apart_too), flushed),
+        Case(writes, (), written(in_sequence(os.pwritev)), flushed),
+        Case("store, neighbours", (writes,), written(disk("store", *all_in_order)), flushed),
+        Case(reads, (), in_sequence(os.preadv), unread if uncached else flushed),
+        Case("load, neighbours", (reads,), disk("load", *all_in_order), unread),
+        Case("load, neighbours on disk", (reads,), disk("load", room.neighbours, room.apart), unread),
+        Case(read_each, (), each_block(os.preadv), unread),
+        Case("load, apart", (reads, read_each), disk("load", *any_order), unread),
+        Case(write_each, (), written(each_block(os.pwritev)), flushed),
+        Case("store, apart", (writes, write_each), written(disk("store", *any_order)), flushed),
     ]
     try:
         return measured(cases, seconds)
