@@ -166,12 +166,8 @@ class Saving:
 
     def ahead(self) -> None:
         """Copy what will have to go soon, while it need not go yet."""
-        pool, unsaved = self._cache.pool, self._shelf.unsaved
-        if unsaved:
-            lately = min(max(self._lacked, default=0), pool.slabs // 2, self._host.pool.slabs // 2)
-            wanted = max(-(-pool.slabs // _AHEAD), lately)
-            ready = pool.free.count + sum(pool.cached) - len(unsaved) + sum(map(self._frees, self._moving))
-            self._save_first(wanted - ready)
+        if self._shelf.unsaved:
+            self._save_first(-self._spare)
         if self._disk is not None and self._host.shelf is not None:
             if self._host.taken > self._taken_before:
                 self._taken.append(self._host.taken - self._taken_before)
@@ -225,17 +221,22 @@ class Saving:
     @property
     def slack(self) -> int:
         """Blocks of the device that may be taken, one by one, before anything is copied; below 0: it is due now."""
-        pool, unsaved = self._cache.pool, self._shelf.unsaved
+        pool = self._cache.pool
         if self._disk is not None and self._host.shelf is not None:
             stores = self._host.shelf.unsaved and self._errands.answers("disk")
             if self._host.taken > self._taken_before or (stores and self._to_store()):
                 return -1
-        if not unsaved:
+        if not self._shelf.unsaved:
             return pool.available_slabs
+        return min(pool.free.count, self._spare)
+
+    @property
+    def _spare(self) -> int:
+        """Slabs of the device that could be had at once, or soon, less those that should be; below 0: so many lack."""
+        pool = self._cache.pool
         lately = min(max(self._lacked, default=0), pool.slabs // 2, self._host.pool.slabs // 2)
-        wanted = max(-(-pool.slabs // _AHEAD), lately)
-        ready = pool.free.count + sum(pool.cached) - len(unsaved) + sum(map(self._frees, self._moving))
-        return min(pool.free.count, ready - wanted)
+        ready = pool.free.count + sum(pool.cached) - len(self._shelf.unsaved) + sum(map(self._frees, self._moving))
+        return ready - max(-(-pool.slabs // _AHEAD), lately)
 
     # -- orders and their ends --------------------------------------------------------------------
 
