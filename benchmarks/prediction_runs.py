@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from workloads import Job
@@ -46,18 +47,20 @@ class Ran:
     figures: dict[str, float]
     span_s: float
     steps: list[tuple[StepShape, float]] = field(default_factory=list)
+    stolen: float = 0.0
+    """Of the machine's processor time meanwhile, the share that other machines on the same host took."""
 
     def told(self) -> list[object]:
         """As JSON."""
         steps = [(shape.starts.tolist(), shape.counts.tolist(), shape.sampled, took) for shape, took in self.steps]
-        return [self.figures, self.span_s, steps]
+        return [self.figures, self.span_s, steps, self.stolen]
 
     @classmethod
     def of(cls, told: list[object]) -> Ran:
-        figures, span_s, steps = told
+        figures, span_s, steps, stolen = told
         return cls(
             figures, span_s,
-            [(StepShape.from_chunks(starts, counts, sampled), took) for starts, counts, sampled, took in steps],
+            [(StepShape.from_chunks(starts, counts, sampled), took) for starts, counts, sampled, took in steps], stolen,
         )  # fmt: skip
 
 
@@ -124,6 +127,7 @@ def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> R
     prompts = [{"prompt_token_ids": list(job.prompt)} for job in timed.jobs]
     params = [SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True) for job in timed.jobs]
     coming = 0
+    before = _ticks()
     start = clock.now()
     while coming < len(timed.jobs) or engine.core.has_work:
         now = clock.now() - start
@@ -139,6 +143,7 @@ def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> R
         took = clock.now() - begun
         if watching.shape is not None:
             steps.append((watching.shape, took))
+    stolen, passed = (now - then for now, then in zip(_ticks(), before, strict=True))
     records = []
     for number in range(len(timed.jobs)):
         output = engine.take(f"r{number}").outputs[0]
@@ -149,7 +154,17 @@ def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> R
     decoded = [(r.decode_time, r.output_tokens - 1) for r in records if r.output_tokens > 1]
     end = max(record.finished_s for record in records) - start
     tpot = np.array([seconds / count for seconds, count in decoded])
-    return Ran(_figures(timed, first - np.array(timed.arrivals), tpot, end), end, steps)
+    figures = _figures(timed, first - np.array(timed.arrivals), tpot, end)
+    return Ran(figures, end, steps, stolen / passed if passed else 0.0)
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all processors: what the host gave to others, and all that passed. Zeros where the system does not say."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 0
+    return ticks[7], sum(ticks)
 
 
 def run_virtually(replica: Replica, timed: Timed, factor: float = 1.0, lower: Lower | None = None) -> Ran:

@@ -17,7 +17,7 @@ from octavo.cli.calibrate_machine import machine_fields
 from octavo.cli.main import run
 from octavo.config import Config
 from octavo.cost.calibration import read_calibration
-from octavo.cost.design import Scene
+from octavo.cost.design import Scene, design
 from octavo.cost.fitted import FittedCost
 from octavo.cost.step import StepShape
 from octavo.engine.build import build_engine
@@ -65,6 +65,26 @@ def test_a_scene_becomes_the_step_that_it_describes(model: Path) -> None:
         assert as_pairs(mixed[0].shape) == [(32, 1), (42, 1), (64, 16)]
         assert mixed[0].shape.sampled == 3
         assert all(sample.device_s > 0 and sample.host_s > 0 for sample in (*decodes, *chunk, *prompts, *mixed))
+    finally:
+        stage.close()
+        engine.close()
+
+
+def test_memory_is_there_behind_every_block_before_a_step_is_timed(model: Path) -> None:
+    engine = engine_of(model)
+    stage = Stage(engine, Measuring(seconds=1))
+    try:
+        scenes = design(stage.range(), 0)
+        stage.rehearse(scenes)
+        there = [group.copy() for group in stage.probe.touched]
+        assert 0.5 < there[0].mean() < 1
+        submit, used = stage.probe.executor.submit, []
+        stage.probe.executor.submit = lambda plan: used.extend(plan.new_blocks) or submit(plan)
+        for number, scene in enumerate(scenes[::4]):
+            stage.play(scene, number)
+        assert sum(len(blocks.slots) for blocks in used) > 50
+        assert all(there[blocks.group][blocks.slots].all() for blocks in used)
+        assert is_empty(engine.core.scheduler.cache)
     finally:
         stage.close()
         engine.close()

@@ -1,8 +1,9 @@
 """Measures what steps take, by driving a real engine through scenes: the step's wall time is what a server would see.
 
 Owns how a scene is brought about. Its sequences are submitted as requests, the real scheduler seats and grows them, and
-what only leads up to the scene is taken as run without being computed (blocks are touched, so that their memory is
-there). Then real steps run and are timed: the executor's part, and the host's, which is all the rest.
+what only leads up to the scene is taken as run without being computed. Then real steps run and are timed: the
+executor's part, and the host's, which is all the rest. The largest scenes are rehearsed first, with nothing computed:
+the memory behind their blocks is there before anything is timed, as in a server that has been in use.
 
     submit -> pretended steps -> [chunk's request -> pretended start] -> timed steps -> all discarded
 
@@ -110,6 +111,7 @@ class Stage:
         self._tokens = np.random.default_rng(measuring.seed)
         self._names: list[str] = []
         self._count = 0
+        self._rehearsing = False
         self._timer = engine.core.timer
         engine.core.timer = measuring.timer
         engine.core.executor = self.probe
@@ -132,10 +134,21 @@ class Stage:
             pool_tokens=int(_POOL_SHARE * cache.layout.most_tokens(cache.pool.slabs)),
         )
 
-    def play(self, scene: Scene, number: int) -> list[Sample]:
-        """Bring a scene about and time its steps."""
+    def rehearse(self, scenes: Sequence[Scene]) -> None:
+        """Play the scene of most positions and that of most sequences with every step pretended: free blocks are taken
+        in one order, so that other scenes find theirs among these."""
+        self._rehearsing = True
         try:
-            return self._played(scene, number)
+            self.play(max(scenes, key=lambda scene: scene.tokens), 0)
+            self.play(max(scenes, key=lambda scene: len(scene.decodes) + len(scene.chunks)), 0)
+        finally:
+            self._rehearsing = False
+
+    def play(self, scene: Scene, number: int) -> list[Sample]:
+        """Bring a scene about and time its steps; none where it is rehearsed."""
+        try:
+            samples = self._played(scene, number)
+            return [] if self._rehearsing else samples
         finally:
             for name in self._names:
                 self.engine.discard(name)
@@ -149,7 +162,7 @@ class Stage:
             self._allow(rows, sum(scene.decodes) + rows)
             self._submit(scene.decodes)
             self._pretend_until_decoding(rows)
-            self.engine.step()  # not timed: caches hold what leads up to the scene, and in service what came before
+            self._step()  # not timed: caches hold what leads up to the scene, and in service what came before
             samples += [self._timed(number, step) for step in range(0 if scene.chunks else DECODE_STEPS)]
         if scene.chunks:
             longer = 0 if scene.ends else 1
@@ -190,6 +203,12 @@ class Stage:
                 return
         raise InvariantViolation("calibration", f"{rows} sequences do not come to decode together")
 
+    def _step(self) -> None:
+        if self._rehearsing:
+            self._pretend()
+        else:
+            self.engine.step()
+
     def _pretend(self) -> None:
         self.probe.pretending = True
         try:
@@ -200,7 +219,7 @@ class Stage:
     def _timed(self, number: int, step: int) -> Sample:
         self._events.clear()
         begun = self.measuring.timer()
-        self.engine.step()
+        self._step()
         took = self.measuring.timer() - begun
         ended = next((event for event in self._events if isinstance(event, StepEnded)), None)
         if ended is None or ended.execute_s is None or self.probe.shape is None:
@@ -226,7 +245,8 @@ def measure_steps(
         if spent is not None and len(spent) == len(scenes):
             had = np.array(spent, dtype=np.float64)
         samples: list[Sample] = []
-        stage.play(scenes[0], 0)  # caches, allocators and thread pools warm up
+        stage.rehearse(scenes)
+        stage.play(max(scenes, key=lambda scene: sum(scene.chunks)), 0)  # caches, allocators and threads warm up
         begun = now = time.monotonic()
         while now - begun < measuring.seconds:
             number = int(had.argmin())
