@@ -13,7 +13,7 @@ from checkpoints import tiny_llama
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import prediction
-from prediction_engine import run_apart
+from prediction_engine import MOST_RUNS, run_apart
 from prediction_runs import Timed, run_virtually, step_coverage
 from workloads import Job
 
@@ -89,11 +89,13 @@ def test_a_workload_runs_the_same_in_a_process_of_its_own(
     ran: tuple[dict[str, object], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"model": str(ran[1].parent / "model"), "dtype": "float32", "max_model_len": 400, "max_num_seqs": 8,
-             "max_num_batched_tokens": 64, "threads": 1, "own_time": True}  # fmt: skip
+             "max_num_batched_tokens": 64, "threads": 1, "own_time": True, "least_s": 0.0}  # fmt: skip
     timed = Timed("two", (Job(tuple(range(3, 13)), 4), Job((5, 6), 3)), (0.0, 0.0))
     (apart,) = run_apart(asked, timed, 1, 100)
     assert [shape.counts.tolist() for shape, _ in apart.steps] == [[10, 2], [1, 1], [1, 1], [1]]
     assert apart.figures["tokens_per_s"] == pytest.approx(7 / apart.span_s)
+    assert 0 <= apart.stolen <= 1
+    assert len(run_apart(asked | {"least_s": 60.0}, timed, 1, 100)) == MOST_RUNS
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SystemExit, match="two: its process ended with status 1"):
         run_apart(asked, timed, 1, 100)

@@ -2,8 +2,8 @@
 
 Owns how a scene is brought about. Its sequences are submitted as requests, the real scheduler seats and grows them, and
 what only leads up to the scene is taken as run without being computed. Then real steps run and are timed: the
-executor's part, and the host's, which is all the rest. The largest scenes are rehearsed first, with nothing computed:
-the memory behind their blocks is there before anything is timed, as in a server that has been in use.
+executor's part, and the host's, which is all the rest. All scenes are rehearsed first, with nothing computed: the
+memory behind their blocks is there before anything is timed, as in a server that has been in use.
 
     submit -> pretended steps -> [chunk's request -> pretended start] -> timed steps -> all discarded
 
@@ -135,12 +135,11 @@ class Stage:
         )
 
     def rehearse(self, scenes: Sequence[Scene]) -> None:
-        """Play the scene of most positions and that of most sequences with every step pretended: free blocks are taken
-        in one order, so that other scenes find theirs among these."""
+        """Play each with every step pretended: the memory behind all blocks that they will take is there afterwards."""
         self._rehearsing = True
         try:
-            self.play(max(scenes, key=lambda scene: scene.tokens), 0)
-            self.play(max(scenes, key=lambda scene: len(scene.decodes) + len(scene.chunks)), 0)
+            for number, scene in enumerate(scenes):
+                self.play(scene, number)
         finally:
             self._rehearsing = False
 
