@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "few_pairs.h"
+#include "few_side.h"
 #include "rows.h"
 
 namespace octavo {
@@ -145,12 +146,18 @@ struct Few {
   float *most, *decay;
   float* k;  // a tile in floats, where pages are not and there are more than kFewRows
   float* v;
+  float* side;  // what few_side.h needs, with kSideRows or more
   const Item* items;
   int each;  // rows of an item
 
   static size_t floats(const Call& c, int rows) {
     const size_t k = padded(c.pages->k_dim), v = padded(c.pages->v_dim);
-    return rows * (k + v + kKeyTile + W + 2) + 2 * W + (rows > kFewRows ? (kKeyTile + 8) * (k + v) : 0);
+    size_t own = rows * (k + v + kKeyTile + W + 2) + 2 * W;
+    if (rows > kFewRows) own += (kKeyTile + 8) * (k + v);
+#if defined(OCTAVO_AVX512)
+    if (rows >= kSideRows) own += Side::floats(*c.pages);
+#endif
+    return own;
   }
   Few(const Call& c, const Item* items_, int count, float* p)
       : rows(count * items_->count * c.group), q_width(padded(c.pages->k_dim)), width(padded(c.pages->v_dim)),
@@ -162,7 +169,8 @@ struct Few {
     most = p, p += padded(rows);
     decay = p, p += padded(rows);
     k = p, p += rows > kFewRows ? (kKeyTile + 8) * q_width : 0;
-    v = p;
+    v = p, p += rows > kFewRows ? (kKeyTile + 8) * width : 0;
+    side = p;
   }
 };
 
@@ -200,11 +208,9 @@ inline void attend_tile(const Call& c, const Few& few, int from, int to, const K
   });
 }
 
-// Rows from .. to - 1 over keys low .. high - 1 of a table; `WIDE` makes floats of a tile first.
-template <class E, bool WIDE>
-inline void attend_span(const Call& c, const Few& few, int from, int to, const int32_t* table, int head, int low,
-                        int high) {
-  const Pages& pages = *c.pages;
+// step(keys of a tile, first key, how many, the next tile or null) over keys low .. high - 1 of a table.
+template <class F>
+OCTAVO_INLINE void by_key_tiles(const Pages& pages, const int32_t* table, int head, int low, int high, F step) {
   Keys tiles[2];
   int count = lesser(kKeyTile, high - low), turn = 0;
   if (count > 0) tiles[0].find(pages, table, head, low, count);
@@ -212,10 +218,20 @@ inline void attend_span(const Call& c, const Few& few, int from, int to, const i
   for (int t = 0; t < count; t++) prefetch(tiles[0].k[t], pages.k_dim * size);
   for (int t = 0; t < count; t++) prefetch(tiles[0].v[t], pages.v_dim * size);
   for (int first = low; first < high; turn ^= 1) {
-    Keys& keys = tiles[turn];
     const int next = first + count, next_count = lesser(kKeyTile, high - next);
     if (next_count > 0) tiles[turn ^ 1].find(pages, table, head, next, next_count);
-    const Keys* coming = next_count > 0 ? &tiles[turn ^ 1] : nullptr;
+    step(tiles[turn], first, count, next_count > 0 ? &tiles[turn ^ 1] : nullptr);
+    first = next;
+    count = next_count;
+  }
+}
+
+// Rows from .. to - 1 over keys low .. high - 1 of a table; `WIDE` makes floats of a tile first.
+template <class E, bool WIDE>
+inline void attend_span(const Call& c, const Few& few, int from, int to, const int32_t* table, int head, int low,
+                        int high) {
+  const Pages& pages = *c.pages;
+  by_key_tiles(pages, table, head, low, high, [&](Keys& keys, int first, int count, const Keys* coming) {
     const Keys* scaled = quantised(pages.dtype) ? &keys : nullptr;
     if constexpr (WIDE) {
       widen_tile<E>(pages, keys, count, few.k, few.v, false);
@@ -223,9 +239,86 @@ inline void attend_span(const Call& c, const Few& few, int from, int to, const i
     } else {
       attend_tile<E>(c, few, from, to, keys, scaled, first, count, coming);
     }
-    first = next;
-    count = next_count;
+  });
+}
+
+#if defined(OCTAVO_AVX512)
+
+// One tile of keys that all rows share, as attend_tile.
+template <class E>
+inline void attend_side_tile(const Call& c, const Few& few, const Side& side, const Keys& keys, const Keys* scaled,
+                             int first, const Keys* coming) {
+  constexpr bool kPairs = std::is_same<E, Pairs>::value;
+  const Pages& pages = *c.pages;
+  const int k_bytes = pages.k_dim * size_of(pages.dtype), v_bytes = pages.v_dim * size_of(pages.dtype);
+  const bool mask = side.last_low > first || side.first_high < first + kKeyTile;
+  for (int n = 0; n < few.rows; n += W) {
+    for (int t = n * 2; coming && t < lesser(kKeyTile, (n + W) * 2); t++) prefetch(coming->v[t], v_bytes);
+    side_scores<E>(side.scores + n, side.q + n * side.words, keys.k, side.words);
+    if (mask) side_soften<kPairs, true>(side, n, scaled, query_scale(c), first, c.softcap, few.most, few.decay);
+    else side_soften<kPairs, false>(side, n, scaled, query_scale(c), first, c.softcap, few.most, few.decay);
   }
+  if (kPairs) weave(side.values, keys, pages.v_dim);
+  by_rows<kWeighRows>(0, few.rows, [&](auto n, int r) {
+    constexpr int R = decltype(n)::count;
+    for (int t = r * 2; coming && t < lesser(kKeyTile, (r + R) * 2); t++) prefetch(coming->k[t], k_bytes);
+    float *values = few.values + r * few.width, *decay = few.decay + r;
+    if constexpr (kPairs) {
+      const float* weights = side.weights + r;
+      int d = 0;
+      for (; d + 4 * W <= few.width; d += 4 * W)
+        weigh_pairs<R, 4, kSide>(values + d, few.width, decay, weights, side.values + d, kKeyTile / 2);
+      for (; d < few.width; d += 2 * W)
+        weigh_pairs<R, 2, kSide>(values + d, few.width, decay, weights, side.values + d, kKeyTile / 2);
+    } else {
+      weigh_all<F32, R, 1, kSide>(values, pages.v_dim, decay, side.scores + r, keys.v, kKeyTile, nullptr, 0);
+    }
+  });
+}
+
+// All rows side by side over keys that they share, whole tiles of them.
+template <class E, bool WIDE>
+inline void attend_side(const Call& c, const Few& few, const int32_t* table, int head, int low, int high) {
+  const Pages& pages = *c.pages;
+  Side side(pages, std::is_same<E, Pairs>::value ? pages.k_dim / 2 : padded(pages.k_dim), few.side);
+  for (int r = 0; r < padded(few.rows); r++) {  // those behind the last are like it
+    const int of = lesser(r, few.rows - 1), p = few.items[of / few.each].position + of % few.each / c.group;
+    side.low[r] = c.sight.first_key(p);
+    side.high[r] = p + 1;
+    side.last_low = larger(side.last_low, side.low[r]);
+    side.first_high = lesser(side.first_high, side.high[r]);
+    few.most[r] = few.most[of];
+  }
+  for (int n = 0; n < few.rows; n += W)
+    for (int d = 0; d < side.words; d += W)
+      turn(side.q + n * side.words + d * W, W,
+           [&](int i) { return few.q + lesser(n + i, few.rows - 1) * few.q_width + d; });
+  by_key_tiles(pages, table, head, low, high, [&](Keys& keys, int first, int count, const Keys* coming) {
+    const Keys* scaled = quantised(pages.dtype) ? &keys : nullptr;
+    if constexpr (WIDE) {
+      widen_tile<E>(pages, keys, count, few.k, few.v, false);
+      attend_side_tile<F32>(c, few, side, keys, scaled, first, coming);
+    } else {
+      attend_side_tile<E>(c, few, side, keys, scaled, first, coming);
+    }
+  });
+  for (int n = 0; n < few.rows; n += W) {
+    alignas(64) float turned[W * W];
+    turn(turned, W, [&](int i) { return side.total + i * kSide + n; });
+    std::memcpy(few.total + n * W, turned, sizeof(float) * W * lesser(W, few.rows - n));
+  }
+}
+
+#endif
+
+// Keys from `low` to `high`, which the rows of all items share.
+template <class E, bool WIDE>
+inline void attend_shared(const Call& c, const Few& few, int head, int low, int high) {
+#if defined(OCTAVO_AVX512)
+  const bool whole = WIDE || c.pages->k_dim % W == 0;
+  if (few.rows >= kSideRows && whole) return attend_side<E, WIDE>(c, few, few.items->table, head, low, high);
+#endif
+  attend_span<E, WIDE>(c, few, 0, few.rows, few.items->table, head, low, high);
 }
 
 template <class E>
@@ -249,10 +342,8 @@ inline void attend_few(const Call& c, const Item* items, const Task& task, int h
     attend_span<E, false>(c, few, 0, few.rows, items->table, head, items->key_lo, items->key_hi);
   } else {
     constexpr bool kInPlace = sizeof(typename E::T) == 4 || std::is_same<E, Pairs>::value;
-    if (kInPlace || few.rows <= kFewRows)
-      attend_span<E, false>(c, few, 0, few.rows, items->table, head, items->key_lo, task.together);
-    else
-      attend_span<E, !kInPlace>(c, few, 0, few.rows, items->table, head, items->key_lo, task.together);
+    if (kInPlace || few.rows <= kFewRows) attend_shared<E, false>(c, few, head, items->key_lo, task.together);
+    else attend_shared<E, !kInPlace>(c, few, head, items->key_lo, task.together);
     for (int i = 0; i < task.count; i++)
       attend_span<E, false>(c, few, i * few.each, (i + 1) * few.each, items[i].table, head, task.together,
                             items[i].key_hi);

@@ -45,8 +45,8 @@ inline void pair_values(float* to, const Keys& keys, int count, int dims, int wi
   }
 }
 
-// values[row][dim] of R rows and N vectors of dims, as weigh() in rows.h.
-template <int R, int N>
+// values[row][dim] of R rows and N vectors of dims, as weigh() in rows.h; weights of pair t are at weights[t * KEY].
+template <int R, int N, int KEY = kRows>
 OCTAVO_INLINE void weigh_pairs(float* values, int width, const float* decay, const float* weights, const float* v,
                                int pairs) {
   vf sums[R][N];
@@ -60,7 +60,7 @@ OCTAVO_INLINE void weigh_pairs(float* values, int width, const float* decay, con
     for (int n = 0; n < N; n++) own[n] = load(v + t * width + n * W);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      vf weight = splat_pair(weights + t * kRows + r);
+      vf weight = splat_pair(weights + t * KEY + r);
 #pragma GCC unroll 4
       for (int n = 0; n < N; n++) sums[r][n] = dot_pairs(weight, own[n], sums[r][n]);
     }
