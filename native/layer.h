@@ -47,7 +47,7 @@ enum class Rope : int {
 };
 
 // Rows of [query heads | key heads | value heads]: queries and keys are normalised and turned in place, keys and
-// values go to their pages.
+// values go to their pages. Without queries rows begin with their keys; without `blocks` queries alone are touched.
 struct Turn {
   const Pages* pages;
   Dtype dtype;

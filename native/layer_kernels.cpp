@@ -256,7 +256,7 @@ void turn_as(const Turn& w, int64_t first, int64_t last, float* scratch) {
       widen_table(w.table, cos, w.cos + at, entries);
       widen_table(w.table, sin, w.sin + at, entries);
     }
-    for (int part = 0; part < 2; part++) {
+    for (int part = 0; part < (w.blocks ? 2 : 1); part++) {
       const Norm* norm = part ? w.k_norm : w.q_norm;
       if (w.rope == Rope::none && !norm) continue;
       const int count = part ? pages.kv_heads : w.q_heads;
@@ -267,6 +267,7 @@ void turn_as(const Turn& w, int64_t first, int64_t last, float* scratch) {
         for (int h = 0; h < count; h++) turn_head<E>(w, heads + h * dim, cos, sin);
       narrow_row<E>(at, heads, count * dim);
     }
+    if (!w.blocks) continue;
     char* k = const_cast<char*>(pages.k) + w.blocks[t] * pages.unit_bytes + w.offsets[t] * pages.k_token_bytes;
     char* v = const_cast<char*>(pages.v) + w.blocks[t] * pages.unit_bytes + w.offsets[t] * pages.v_token_bytes;
     int64_t scale = w.blocks[t] * pages.unit_bytes + w.offsets[t] * pages.scale_token_bytes;

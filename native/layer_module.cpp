@@ -5,8 +5,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 
 #include "held_plan.h"
 #include "layer_program.h"
@@ -267,6 +269,16 @@ void bind_layer(nb::module_& m) {
       })
       .def("plan", [](LayerStep& self, const HeldPlan& plan) { self.plans.push_back(&plan.plan); },
            nb::keep_alive<1, 2>())
+      // Returns how many rows attend in the last layer: all of them where hardly any would be spared.
+      .def("last", [](LayerStep& self, const HeldPlan& held, uintptr_t keep, int64_t kept) {
+        const Plan& whole = held.plan;
+        const Step step = HeldPlan::step(held.rows, held.offsets, held.starts, held.contexts, held.tables,
+                                         whole.block_tokens);
+        auto made = std::make_unique<const Plan>(step, whole.sight, whole.group, whole.kv_heads, at<const int64_t>(keep),
+                                                 kept);
+        if (4 * static_cast<int64_t>(made->wanted.size()) <= 3 * self.rows) self.last = std::move(made);
+        return self.last ? static_cast<int64_t>(self.last->wanted.size()) : self.rows;
+      }, nb::keep_alive<1, 2>())
       .def("write", [](LayerStep& self, uintptr_t blocks, uintptr_t offsets) {
         self.writes.push_back({at<const int64_t>(blocks), at<const int64_t>(offsets)});
       })

@@ -1,6 +1,7 @@
 #include "layer_program.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -97,8 +98,25 @@ struct LayerProgram::Tile {
   const char* x;
   char* out;
   char* places[kPlaces];
+  int64_t first_output, last_output;  // of q/k/v
 
   char* at(Place place) const { return places[static_cast<int>(place)]; }
+};
+
+// What one run works with.
+struct LayerProgram::Run {
+  const LayerStep& step;
+  Workspace& space;
+  const LayerCall& call;
+};
+
+// Rows that operations take a tile at a time, and of q/k/v the outputs that are wanted.
+struct LayerProgram::Rows {
+  int64_t count;
+  const char* x;
+  char* qkv;
+  char* attended;
+  int64_t first_output = 0, last_output = INT64_MAX;
 };
 
 void LayerProgram::run_tile(const std::vector<Operation>& operations, const Tile& tile, int threads,
@@ -108,8 +126,12 @@ void LayerProgram::run_tile(const std::vector<Operation>& operations, const Tile
     Lap lap(times, kind_of(one));
     if (one.kind == Operation::Kind::linear) {
       const char* from = one.from == Place::x ? x : tile.at(one.from);
-      one.linear->run({from, dtype_, width(one.from), tile.rows, tile.at(one.to), dtype_, width(one.to)},
-                      threads);
+      LinearCall call{from, dtype_, width(one.from), tile.rows, tile.at(one.to), dtype_, width(one.to)};
+      if (one.to == Place::qkv) {
+        call.first = tile.first_output;
+        call.last = tile.last_output;
+      }
+      one.linear->run(call, threads);
     } else if (one.kind == Operation::Kind::gate) {
       run_gate(kernels_, {one.act, dtype_, one.gated, width(one.to), tile.at(one.from), tile.at(one.to)}, tile.rows,
                threads);
@@ -123,6 +145,81 @@ void LayerProgram::run_tile(const std::vector<Operation>& operations, const Tile
   }
 }
 
+void LayerProgram::run_tiles(const std::vector<Operation>& operations, const Rows& rows, const Run& run) const {
+  Tile tile{};
+  tile.first_output = rows.first_output;
+  tile.last_output = rows.last_output;
+  const auto place = [&](Place one) -> char*& { return tile.places[static_cast<int>(one)]; };
+  for (Place one : {Place::normed, Place::delta, Place::second, Place::wide, Place::narrow})
+    place(one) = run.space.places[static_cast<int>(one)].of(std::min(kLayerTile, run.step.rows) * bytes(one));
+  for (int64_t first = 0; first < rows.count; first += kLayerTile) {
+    tile.rows = std::min(kLayerTile, rows.count - first);
+    tile.x = rows.x + first * bytes(Place::x);
+    tile.out = run.call.out + first * bytes(Place::x);
+    if (rows.qkv) place(Place::qkv) = rows.qkv + first * bytes(Place::qkv);
+    if (rows.attended) place(Place::attended) = rows.attended + first * bytes(Place::attended);
+    if (run.call.handed) place(Place::handed) = run.call.handed + first * bytes(Place::x);
+    run_tile(operations, tile, run.step.threads, run.space.times);
+  }
+}
+
+Turn LayerProgram::turn_of(const LayerStep& step) const {
+  Turn turn = attending.turn;
+  turn.row = width(Place::qkv);
+  turn.blocks = step.writes[attending.write].blocks;
+  turn.offsets = step.writes[attending.write].offsets;
+  require_inside(*turn.pages, turn.blocks, turn.offsets, step.rows);
+  if (turn.rope == Rope::none) return turn;
+  const LayerStep::Table& table = step.tables[attending.table];
+  turn.cos = table.cos;
+  turn.sin = table.sin;
+  turn.table_row = table.row;
+  turn.positions = table.positions;
+  for (int64_t t = 0; table.positions && t < step.rows; t++)
+    if (table.positions[t] < 0 || table.positions[t] >= table.rows) refuse("a position is outside the tables");
+  turn.table = table.dtype;
+  return turn;
+}
+
+void LayerProgram::run_turn_of(const Turn& turn, int64_t rows, const Run& run) const {
+  Lap lap(run.space.times, Times::turn);
+  run_turn(kernels_, turn, rows, run.step.threads);
+}
+
+// Queries, keys and values of all rows.
+void LayerProgram::run_before(const Turn& turn, char* qkv, const Run& run) const {
+  run_tiles(before, {run.step.rows, run.call.x, qkv, nullptr}, run);
+  Turn all = turn;
+  all.rows = qkv;
+  run_turn_of(all, run.step.rows, run);
+}
+
+// Keys and values of all rows, and the queries of those alone that attend.
+void LayerProgram::run_before_last(const Turn& turn, char* qkv, const Run& run) const {
+  const std::vector<int64_t>& wanted = run.step.last->wanted;
+  const int64_t q_all = int64_t{turn.q_heads} * turn.pages->k_dim, count = static_cast<int64_t>(wanted.size());
+  run_tiles(before, {run.step.rows, run.call.x, qkv, nullptr, q_all}, run);
+  Turn keys = turn;
+  keys.q_heads = 0;
+  keys.rows = qkv + q_all * size_of(dtype_);
+  run_turn_of(keys, run.step.rows, run);
+  const int64_t wide = bytes(Place::x), row = bytes(Place::qkv);
+  char* x = run.space.wanted_x.of(count * wide);
+  std::vector<int64_t> positions(count);
+  for (int64_t i = 0; i < count; i++) {
+    std::memcpy(x + i * wide, run.call.x + wanted[i] * wide, wide);
+    positions[i] = turn.positions ? turn.positions[wanted[i]] : wanted[i];
+  }
+  Turn queries = turn;
+  queries.rows = run.space.wanted_qkv.of(count * row);
+  queries.blocks = nullptr;
+  queries.positions = positions.data();
+  run_tiles(before, {count, x, queries.rows, nullptr, 0, q_all}, run);
+  run_turn_of(queries, count, run);
+  for (int64_t i = 0; i < count; i++)
+    std::memcpy(qkv + wanted[i] * row, queries.rows + i * row, q_all * size_of(dtype_));
+}
+
 void LayerProgram::run(const LayerStep& step, KernelSet& attention, Workspace& space, const LayerCall& call) const {
   const int64_t rows = step.rows;
   const auto inside = [](int index, size_t size) { return index >= 0 && static_cast<size_t>(index) < size; };
@@ -130,46 +227,14 @@ void LayerProgram::run(const LayerStep& step, KernelSet& attention, Workspace& s
       (attending.turn.rope != Rope::none &&
        (!inside(attending.table, step.tables.size()) || !step.tables[attending.table].cos)))
     refuse("the step was made for other layers");
-  const Plan& plan = *step.plans[attending.plan];
+  const bool last = call.keep && step.last;
+  const Plan& plan = last ? *step.last : *step.plans[attending.plan];
   if (plan.tokens != rows || plan.group != attending.group) refuse("the plan was made for another step");
-  Turn turn = attending.turn;
-  turn.blocks = step.writes[attending.write].blocks;
-  turn.offsets = step.writes[attending.write].offsets;
-  require_inside(*turn.pages, turn.blocks, turn.offsets, rows);
-  if (turn.rope != Rope::none) {
-    const LayerStep::Table& table = step.tables[attending.table];
-    turn.cos = table.cos;
-    turn.sin = table.sin;
-    turn.table_row = table.row;
-    turn.positions = table.positions;
-    for (int64_t t = 0; table.positions && t < rows; t++)
-      if (table.positions[t] < 0 || table.positions[t] >= table.rows) refuse("a position is outside the tables");
-    turn.table = table.dtype;
-  }
-  Tile tile{};
-  const int64_t most = std::min(kLayerTile, rows);
-  for (Place place : {Place::normed, Place::delta, Place::second, Place::wide, Place::narrow})
-    tile.places[static_cast<int>(place)] = space.places[static_cast<int>(place)].of(most * bytes(place));
+  const Run run{step, space, call};
+  const Turn turn = turn_of(step);
   char* qkv = space.places[static_cast<int>(Place::qkv)].of(rows * bytes(Place::qkv));
   char* attended = space.places[static_cast<int>(Place::attended)].of(rows * bytes(Place::attended));
-  const auto run_tiles = [&](const std::vector<Operation>& operations, const char* x, int64_t count) {
-    for (int64_t first = 0; first < count; first += kLayerTile) {
-      tile.rows = std::min(kLayerTile, count - first);
-      tile.x = x + first * bytes(Place::x);
-      tile.out = call.out + first * bytes(Place::x);
-      tile.places[static_cast<int>(Place::qkv)] = qkv + first * bytes(Place::qkv);
-      tile.places[static_cast<int>(Place::attended)] = attended + first * bytes(Place::attended);
-      if (call.handed) tile.places[static_cast<int>(Place::handed)] = call.handed + first * bytes(Place::x);
-      run_tile(operations, tile, step.threads, space.times);
-    }
-  };
-  run_tiles(before, call.x, rows);
-  turn.rows = qkv;
-  turn.row = width(Place::qkv);
-  {
-    Lap lap(space.times, Times::turn);
-    run_turn(kernels_, turn, rows, step.threads);
-  }
+  last ? run_before_last(turn, qkv, run) : run_before(turn, qkv, run);
   const Pages& pages = *turn.pages;
   Queries queries{dtype_, qkv, width(Place::qkv), pages.k_dim, attended};
   {
@@ -189,7 +254,7 @@ void LayerProgram::run(const LayerStep& step, KernelSet& attention, Workspace& s
     x = kept;
     attended = kept_attended;
   }
-  run_tiles(after, x, call.keep ? call.kept : rows);
+  run_tiles(after, {call.keep ? call.kept : rows, x, nullptr, attended}, run);
 }
 
 }  // namespace octavo

@@ -61,6 +61,7 @@ struct LayerStep {
   int64_t rows = 0;
   int threads = 1;
   std::vector<const Plan*> plans;
+  std::unique_ptr<const Plan> last;  // of the rows that are kept after attention, where that is a plan of its own
   std::vector<Write> writes;
   std::vector<Table> tables;
 };
@@ -91,7 +92,7 @@ struct Times {
 
 struct Workspace {
   Buffer places[kPlaces];
-  Buffer kept_x, kept_attended;
+  Buffer kept_x, kept_attended, wanted_x, wanted_qkv;
   Times times;
 };
 
@@ -121,7 +122,14 @@ class LayerProgram {
 
  private:
   struct Tile;
+  struct Run;
+  struct Rows;
   void run_tile(const std::vector<Operation>& operations, const Tile& tile, int threads, Times& times) const;
+  void run_tiles(const std::vector<Operation>& operations, const Rows& rows, const Run& run) const;
+  Turn turn_of(const LayerStep& step) const;
+  void run_before(const Turn& turn, char* qkv, const Run& run) const;
+  void run_before_last(const Turn& turn, char* qkv, const Run& run) const;
+  void run_turn_of(const Turn& turn, int64_t rows, const Run& run) const;
   int64_t bytes(Place place) const { return width(place) * size_of(dtype_); }
 
   const LayerKernels& kernels_;

@@ -95,7 +95,8 @@ struct LinearSet {
 // What runs on this processor, the fastest first.
 const std::vector<LinearSet>& linear_sets();
 
-// x: [rows][inputs], out: [rows][outputs]; strides in elements.
+// x: [rows][inputs], out: [rows][outputs]; strides in elements. Where outputs first .. last - 1 alone are wanted, the
+// panels that hold them are written and no others.
 struct LinearCall {
   const char* x;
   Dtype x_dtype;
@@ -104,6 +105,7 @@ struct LinearCall {
   char* out;
   Dtype out_dtype;
   int64_t out_stride;
+  int64_t first = 0, last = INT64_MAX;
 };
 
 // A matrix and its packed memory.

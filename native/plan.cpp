@@ -22,27 +22,47 @@ void check(const Step& s, int64_t c) {
   if ((context - 1) / s.block_tokens >= s.table_columns) refuse(c, "its table is shorter than its context");
 }
 
+// Which packed tokens are kept.
+std::vector<bool> marks(int64_t tokens, const int64_t* keep, int64_t kept) {
+  std::vector<bool> marked(tokens);
+  for (int64_t i = 0; i < kept; i++) {
+    if (keep[i] < 0 || keep[i] >= tokens) throw std::invalid_argument("a token that is kept is not there");
+    marked[keep[i]] = true;
+  }
+  return marked;
+}
+
 }  // namespace
 
-Plan::Plan(const Step& step, Sight sight_, int group_, int kv_heads_)
+Plan::Plan(const Step& step, Sight sight_, int group_, int kv_heads_, const int64_t* keep, int64_t kept)
     : sight(sight_), group(group_), kv_heads(kv_heads_), block_tokens(step.block_tokens) {
   if (step.block_tokens < 1 || group < 1 || kv_heads < 1) throw std::invalid_argument("a size is not positive");
+  tokens = step.chunks ? step.offsets[step.chunks] : 0;
+  const std::vector<bool> marked = marks(keep ? tokens : 0, keep, kept);
   for (int64_t c = 0; c < step.chunks; c++) {
     check(step, c);
     const int count = static_cast<int>(step.offsets[c + 1] - step.offsets[c]);
     const int64_t rows = int64_t{count} * group;
     const int positions = rows <= kFewRows ? count : std::max(1, kTileRows / group);
     const int segment_keys = rows <= kShortRows ? kShortSegment : kLongSegment;
-    for (int first = 0; first < count; first += positions)
-      add_tile(step, c, first, std::min(positions, count - first), segment_keys);
+    for (int first = 0; first < count; first += positions) {
+      const int end = std::min(first + positions, count);
+      int from = first;
+      if (keep) {
+        while (from < end && !marked[step.offsets[c] + from]) from++;
+        if (from == end) continue;
+        from = std::max(first, std::min(from, end - kFewRows / group - 1));
+        for (int i = from; i < end; i++) wanted.push_back(step.offsets[c] + i);
+      }
+      add_tile(step, c, first, from, end, segment_keys);
+    }
   }
-  tokens = step.chunks ? step.offsets[step.chunks] : 0;
   make_tasks();
 }
 
-void Plan::add_tile(const Step& step, int64_t chunk, int first, int count, int segment_keys) {
-  const int position = static_cast<int>(step.starts[chunk]) + first;
-  const int low = sight.first_key(position), high = position + count;
+void Plan::add_tile(const Step& step, int64_t chunk, int first, int from, int end, int segment_keys) {
+  const int start = static_cast<int>(step.starts[chunk]), count = end - from;
+  const int low = sight.first_key(start + first), high = start + end;
   const int32_t* table = step.tables + step.rows[chunk] * step.table_columns;
   for (int block = low / block_tokens; block <= (high - 1) / block_tokens; block++) {
     if (table[block] < 0) refuse(chunk, "its table holds a negative entry");
@@ -54,8 +74,8 @@ void Plan::add_tile(const Step& step, int64_t chunk, int first, int count, int s
   for (int s = 0; s < segments; s++) {
     Item item{};
     item.table = table;
-    item.first = step.offsets[chunk] + first;
-    item.position = position;
+    item.first = step.offsets[chunk] + from;
+    item.position = start + from;
     item.count = count;
     item.key_lo = std::max(low, (first_segment + s) * segment_keys);
     item.key_hi = std::min(high, (first_segment + s + 1) * segment_keys);

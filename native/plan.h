@@ -32,12 +32,15 @@ struct Plan {
   int64_t last_unit = -1;    // the highest that is read
   int64_t tokens = 0;
   double work = 0;  // keys x rows over all heads
+  std::vector<int64_t> wanted;  // with `keep`: the packed tokens whose queries attend, in order
 
-  // Throws std::invalid_argument where the step contradicts itself.
-  Plan(const Step& step, Sight sight, int group, int kv_heads);
+  // With `keep`, packed tokens: what attends is their queries, and those beside them without which theirs would be
+  // taken another way and give other bits. Throws std::invalid_argument where the step contradicts itself.
+  Plan(const Step& step, Sight sight, int group, int kv_heads, const int64_t* keep = nullptr, int64_t kept = 0);
 
  private:
-  void add_tile(const Step& step, int64_t chunk, int first, int count, int segment_keys);
+  // The chunk's positions from `first` to before `end`, of which those before `from` are left out.
+  void add_tile(const Step& step, int64_t chunk, int first, int from, int end, int segment_keys);
   int agreed(const Item& a, const Item& b, int high) const;
   bool join(Task& task, const Item& a, const Item& b) const;
   void make_tasks();

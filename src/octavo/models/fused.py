@@ -126,9 +126,13 @@ def _stack(
             keep = torch.arange(positions.shape[1]).flip(0)
             given = watched.token_ids[number]
             found.append(programs.logits(given, positions, keep, (step,)).clone())
+            ends = torch.from_numpy(step.offsets[1:] - 1)
+            few = ends[:-1] if number else ends[-1:]  # the last layer goes on with these alone
+            found.append(programs.logits(given, positions, few, (step,)).clone())
             cache = watched_cache(backend, watched.pages, step)
             cache.layers = programs.begin((step,), positions.shape[1])
             right.append(bridge.logits(given, positions, keep, cache))
+            right.append(right[-1].flip(0)[few])
     for table in stack.tables.values():
         table.forget()
     apart = difference(found, right)

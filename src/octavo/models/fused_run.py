@@ -65,6 +65,7 @@ class LayerPrograms:
             program = layer.program(backend.instruction_set, backend.bound(own), of_step)
             self.stack.add(program.native)
             self._programs.append(program)
+            self._last_kind = key, rule
 
     def begin(self, steps: tuple[AttentionStep, ...], rows: int) -> FusedRun:
         """What the layers are told of one step of `rows` packed tokens."""
@@ -74,6 +75,14 @@ class LayerPrograms:
         for group in self._groups:
             told.write(steps[group].write_blocks.data_ptr(), steps[group].write_offsets.data_ptr())
         return FusedRun(self, told, *self._held(rows), steps)
+
+    def tell_kept(self, told: Any, steps: tuple[AttentionStep, ...], keep: torch.Tensor, rows: int) -> int:
+        """That the last layer stores keys and values of all rows and goes on with few. Returns how many attend."""
+        if 4 * len(keep) > 3 * rows:
+            return rows
+        (group, _, _, share, kv_heads), rule = self._last_kind
+        attend: int = told.last(self._backend.plan(steps[group], rule, share, kv_heads), *_address(keep))
+        return attend
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, steps: tuple[AttentionStep, ...]
@@ -114,6 +123,10 @@ class LayerPrograms:
         return held
 
 
+def _address(keep: torch.Tensor) -> tuple[int, int]:
+    return keep.data_ptr() if len(keep) else _NONE.data_ptr(), len(keep)
+
+
 def _segments(layers: list[FusedLayer]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for number, layer in enumerate(layers):
@@ -143,23 +156,26 @@ class FusedRun:
         self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def layer(
-        self, number: int, hidden: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor] | None
+        self,
+        number: int,
+        hidden: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+        keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The layer over rows [1, tokens, hidden] -> likewise."""
+        """The layer over rows [1, tokens, hidden] -> likewise, or those in `keep` alone."""
         programs = self._programs
         layer = programs.layers[number]
         if layer.wiring.rotary and layer.table not in self._tables:
             self._turn_by(layer.table, tables)
         hidden = hidden.contiguous()
         handed = self._handed
-        out = self._rows
         place = programs.place[number]
-        at = out.data_ptr()
-        programs.stack.run(
-            place, place + 1, self._told, hidden.data_ptr(), at, 0 if handed is None else handed.data_ptr(), 0, 0
-        )
-        if layer.module is not None:
-            given = handed if layer.hands_on and handed is not None else out
+        kept = (0, 0) if keep is None else _address(keep)
+        at = self._rows.data_ptr(), 0 if handed is None else handed.data_ptr()
+        programs.stack.run(place, place + 1, self._told, hidden.data_ptr(), *at, *kept)
+        out = self._rows if keep is None else self._rows[:, : len(keep)]
+        if layer.module is not None and out.shape[1]:
+            given = handed[:, : out.shape[1]] if layer.hands_on and handed is not None else out
             made = layer.module(given)
             made = made[0] if isinstance(made, tuple) else made
             self._add(out, made.contiguous(), layer.last_norm, layer.parts.multiplier)
@@ -178,19 +194,16 @@ class FusedRun:
     def through(self, hidden: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         """All layers over rows [1, tokens, hidden] -> [len(keep), hidden], the rows in `keep` alone."""
         programs, out = self._programs, self._rows
-        segments = programs.segments()
-        for first, last in segments:
+        programs.tell_kept(self._told, self._steps, keep, hidden.shape[1])
+        for first, last in programs.segments():
+            ends = last == len(programs.layers)
             if programs.layers[first].module is not None:
-                hidden = self.layer(first, hidden, None)
+                hidden = self.layer(first, hidden, None, keep if ends else None)
                 continue
-            kept = (0, 0)
-            if last == len(programs.layers):
-                kept = (keep.data_ptr() if len(keep) else _NONE.data_ptr(), len(keep))
             hidden = hidden.contiguous()
+            kept = _address(keep) if ends else (0, 0)
             programs.stack.run(first, last, self._told, hidden.data_ptr(), out.data_ptr(), 0, *kept)
             hidden = out
-        if programs.layers[len(programs.layers) - 1].module is not None:
-            return hidden[0].index_select(0, keep)
         return out[0, : len(keep)]
 
     def _turn_by(self, number: int, tables: tuple[torch.Tensor, torch.Tensor] | None) -> None:
