@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
 from octavo.memory.check import is_empty
+from octavo.models import tokenizer as imported_before_the_first_request  # noqa: F401 - `octavo serve` does so by loading
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.plan import Executor, StepPlan, StepResult, TokenLogprobs
 from octavo.server.async_llm import AsyncLLM

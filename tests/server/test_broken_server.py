@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -126,3 +127,54 @@ def test_whatever_part_of_the_engine_fails_everybody_is_told(where: str, monkeyp
         assert all('"engine_error"' in text for _, text in said)
         assert (server.get("/health").status_code, server.get("/ready").status_code) == (503, 503)
         assert server.post(COMPLETIONS, ONE).status_code == 503
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(("sent", "awaited"), [(b"P", "head"), (HEAD, "head"), (raw_post(ONE)[:-2], "body")])
+def test_a_request_that_stops_arriving_gets_408_and_its_connection_back(sent: bytes, awaited: str) -> None:
+    with served(receive_timeout_s=0.2) as server:
+        got = answers(server, sent)
+        assert got.startswith(b"HTTP/1.1 408"), got
+        error = json.loads(got.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == "request_timeout"
+        assert f"the {awaited} of the request" in error["message"]
+        server.until(lambda: server.service.lifecycle.in_progress == 0, "nothing is in progress")
+        assert server.post(COMPLETIONS, ONE).status_code == 200
+
+
+def test_a_head_that_drips_in_is_not_waited_for_and_a_body_that_does_is() -> None:
+    with served(receive_timeout_s=0.5) as server:
+        with connected(server) as opened:
+            opened.settimeout(0.1)
+            begun = time.monotonic()
+            got = b""
+            for byte in HEAD:
+                opened.sendall(bytes([byte]))
+                try:
+                    got = opened.recv(1000)
+                    break
+                except TimeoutError:
+                    continue
+            assert got.startswith(b"HTTP/1.1 408")
+            assert time.monotonic() - begun < len(HEAD) * 0.1
+        with connected(server) as opened:
+            whole = raw_post(ONE)
+            for part in (whole[:-30], *(whole[at : at + 5] for at in range(len(whole) - 30, len(whole), 5))):
+                opened.sendall(part)
+                time.sleep(0.15)  # all of them together take longer than the bound, no pause does
+            assert opened.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_request_after_an_answer_is_timed_like_the_first() -> None:
+    with served(receive_timeout_s=0.2) as server:
+        got = answers(server, raw_post(ONE) + HEAD)
+        assert got.startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 408" in got
+
+
+def test_a_stream_longer_than_the_bound_on_arriving_is_sent_to_its_end() -> None:
+    with served(make_core(Slow(0.02)), receive_timeout_s=0.1) as server:
+        chunks = server.events(COMPLETIONS, ONE | {"stream": True, "max_tokens": 20})
+        assert chunks[-1] == "[DONE]"

@@ -47,8 +47,13 @@ def test_no_field_is_both_served_and_refused_everywhere() -> None:
 
 def test_every_setting_of_the_server_has_a_flag_with_its_default() -> None:
     flags = inspect.signature(serve).parameters
-    renamed = {"api_keys": "api_key", "served_model_names": "served_model_name",
-               "send_timeout_s": "send_timeout", "shutdown_timeout_s": "shutdown_timeout"}  # fmt: skip
+    renamed = {
+        "api_keys": "api_key",
+        "served_model_names": "served_model_name",
+        "receive_timeout_s": "receive_timeout",
+        "send_timeout_s": "send_timeout",
+        "shutdown_timeout_s": "shutdown_timeout",
+    }
     for setting in fields(ServerSettings):
         flag = flags[renamed.get(setting.name, setting.name)]
         expected = None if setting.default == () or setting.name == "api_keys" else setting.default

@@ -66,6 +66,10 @@ MaxLogLen = Annotated[int, _option(help="characters of a prompt in its log line"
 WaitingRequests = Annotated[int, _option(panel=LIMITS, help="sequences that may wait to be admitted; more get 429")]
 WaitingTokens = Annotated[int, _option(panel=LIMITS, help="prompt tokens that may wait to be admitted; more get 429")]
 MaxBodyBytes = Annotated[int, _option(panel=LIMITS, help="bytes of a request's body; more get 413")]
+ReceiveTimeout = Annotated[
+    float,
+    _option(panel=LIMITS, help="seconds for a request's head to arrive, and without any of its body; later gets 408"),
+]
 SendTimeout = Annotated[
     float,
     _option(panel=LIMITS, help="seconds for which a client may read nothing of a stream before it counts as gone"),
@@ -109,6 +113,7 @@ def serve(  # noqa: PLR0913 - one for each flag
     max_waiting_requests: WaitingRequests = 1024,
     max_waiting_tokens: WaitingTokens = 2**20,
     max_body_bytes: MaxBodyBytes = 8 * 2**20,
+    receive_timeout: ReceiveTimeout = 60.0,
     send_timeout: SendTimeout = 120.0,
     shutdown_timeout: ShutdownTimeout = None,
     executor: Executor = "torch",
@@ -138,6 +143,7 @@ def serve(  # noqa: PLR0913 - one for each flag
         max_waiting_requests=max_waiting_requests,
         max_waiting_tokens=max_waiting_tokens,
         max_body_bytes=max_body_bytes,
+        receive_timeout_s=receive_timeout,
         send_timeout_s=send_timeout,
         shutdown_timeout_s=shutdown_timeout,
         enable_log_requests=enable_log_requests,

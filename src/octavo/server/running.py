@@ -25,14 +25,13 @@ import uvicorn
 from octavo.engine.engine import Engine
 from octavo.errors import ConfigError
 from octavo.server.app import create_app
+from octavo.server.arrival import KEEP_ALIVE_S, arriving_within
 from octavo.server.async_llm import AsyncLLM
 from octavo.server.host import Host
 from octavo.server.request_log import RequestLog
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
 
-KEEP_ALIVE_S = 75
-"""Longer than clients keep idle connections, so that they close them and never meet a closed one."""
 LAST_WORDS_S = 5
 SAYING_S = 0.5
 """A terminal takes a line at once; a pipe that is full and read by nobody never does."""
@@ -106,7 +105,7 @@ async def run(service: Service, bound: socket.socket, say: Say) -> int:
     """Serve until a signal, or until cancelled. Returns the exit code: 0 after a drain, 1 when the engine died."""
     config = uvicorn.Config(
         create_app(service),
-        http="h11",
+        http=arriving_within(service.settings.receive_timeout_s),
         ws="none",
         loop="asyncio",
         lifespan="off",

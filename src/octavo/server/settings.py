@@ -30,6 +30,8 @@ class ServerSettings:
     max_waiting_requests: int = QueueLimits().max_waiting_requests
     max_waiting_tokens: int = QueueLimits().max_waiting_tokens
     max_body_bytes: int = 8 * 2**20
+    receive_timeout_s: float = 60.0
+    """How long the head of a request may take to arrive, and how long nothing of its body may."""
     send_timeout_s: float = 120.0
     """How long a client may read nothing of a stream before it counts as gone."""
     shutdown_timeout_s: float | None = None
@@ -50,7 +52,7 @@ class ServerSettings:
             if type(value) is not int or value < low or (high is not None and value > high):
                 upto = f"from {low} to {high}" if high is not None else f"of at least {low}"
                 raise ConfigError(name, value, f"must be a whole number {upto}")
-        for name in ("send_timeout_s", "shutdown_timeout_s"):
+        for name in ("receive_timeout_s", "send_timeout_s", "shutdown_timeout_s"):
             seconds = getattr(self, name)
             if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds < float("inf")):
                 raise ConfigError(name.removesuffix("_s"), seconds, "must be a number of seconds above 0")
