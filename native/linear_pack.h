@@ -194,19 +194,24 @@ void gather_as(const char* x, int64_t x_stride, int rows, int64_t inputs, float*
   }
 }
 
-// Rows of bfloat16 as they are, two inputs in one place of 32 bits.
+// Rows of bfloat16 as they are, two inputs in one place of 32 bits. A line of every row in turn.
 void gather_pairs(const char* x, int64_t x_stride, int rows, int64_t inputs, float* to) {
-  constexpr int kBytes = kRun * sizeof(float);
-  for (int r = 0; r < rows; r++) {
-    const char* p = x + r * x_stride * 2;
-    char* run = reinterpret_cast<char*>(to + r * kRun);
-    int64_t left = 2 * inputs;
-    for (; left >= kBytes; left -= kBytes, p += kBytes, run += kBytes * rows) std::memcpy(run, p, kBytes);
-    if (left) {
-      std::memset(run, 0, kBytes);
-      std::memcpy(run, p, left);
+  constexpr int kBytes = kRun * sizeof(float), kLine = 64;
+  const int64_t all = 2 * inputs, row = kBytes * rows;
+  char* run = reinterpret_cast<char*>(to);
+  int64_t at = 0;
+  for (; at + kLine <= all; at += kLine, run += kLine / kBytes * row)
+    for (int r = 0; r < rows; r++) {
+      const char* p = x + r * x_stride * 2 + at;
+#pragma GCC unroll 4
+      for (int i = 0; i < kLine / kBytes; i++) std::memcpy(run + i * row + r * kBytes, p + i * kBytes, kBytes);
     }
-  }
+  for (; at < all; at += kBytes, run += row)
+    for (int r = 0; r < rows; r++) {
+      const int64_t left = all - at < kBytes ? all - at : kBytes;
+      if (left < kBytes) std::memset(run + r * kBytes, 0, kBytes);
+      std::memcpy(run + r * kBytes, x + r * x_stride * 2 + at, left);
+    }
 }
 
 OCTAVO_INLINE int32_t most_of(vi x) {
