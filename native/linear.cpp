@@ -97,7 +97,7 @@ struct alignas(64) Share {
 struct Job {
   const LinearKernels* kernels;
   Product product;  // of all rows
-  int64_t panels;
+  int64_t begin, end;  // panels
   int together;        // panels of an item
   int64_t stripes;     // items side by side for one range of rows
   int tiles_of_item;
@@ -107,13 +107,13 @@ struct Job {
 };
 
 void multiply_item(const Job& job, int64_t index, Best* best) {
-  const int64_t panel = index % job.stripes * job.together;
+  const int64_t panel = job.begin + index % job.stripes * job.together;
   const int first = static_cast<int>(index / job.stripes) * job.tiles_of_item;
   Product part = job.product;
   part.best = best;
   part.tiles += first;
   part.count = std::min(job.tiles_of_item, part.count - first);
-  job.kernels->multiply(part, panel, static_cast<int>(std::min<int64_t>(job.together, job.panels - panel)),
+  job.kernels->multiply(part, panel, static_cast<int>(std::min<int64_t>(job.together, job.end - panel)),
                         thread_floats(job.kernels->scratch(part)));
 }
 
@@ -207,7 +207,10 @@ Form Linear::form_for(Dtype rows) const {
 }
 
 void Linear::multiply(const LinearCall& call, int threads, std::vector<Best>* best) const {
-  if (call.rows < 1) return;
+  const int64_t begin = call.first / kernels_->panel;
+  const int64_t end = (std::min(call.last, panels_.outputs) + kernels_->panel - 1) / kernels_->panel;
+  const int64_t panels = end - begin;
+  if (call.rows < 1 || panels < 1) return;
   const Form form = form_for(call.x_dtype);
   const int most = form >= Form::quads_i8 ? std::min(kTileQuads, kernels_->tile) : kernels_->tile;
   const int64_t count = (call.rows + most - 1) / most;
@@ -219,14 +222,13 @@ void Linear::multiply(const LinearCall& call, int threads, std::vector<Best>* be
     tiles[t] = {first, rows, x + first * inputs};
     first += rows;
   }
-  const int64_t work = call.rows * panels_.outputs * panels_.inputs;
+  const int64_t work = call.rows * panels * kernels_->panel * panels_.inputs;
   if (work < kSmall) threads = 1;
   Gather g{kernels_, form, &call, tiles.data(), panels_.inputs};
   if (call.rows == 1 && call.x_dtype == Dtype::f32 && form == Form::floats && panels_.inputs == inputs)
     tiles[0].x = reinterpret_cast<const float*>(call.x);
   else run_on_threads(count, call.rows * panels_.inputs < 32768 ? 1 : threads, gather_one, &g);
   Product product{&panels_, form, tiles.data(), static_cast<int>(count), call.out, call.out_dtype, call.out_stride, nullptr};
-  const int64_t panels = this->count();
   const int together = call.rows <= kernels_->rows_of_many && !quantised(panels_.dtype) && panels >= 16 * threads ? 2 : 1;
   const int64_t stripes = (panels + together - 1) / together;
   const int64_t at_once = std::max<int64_t>(1, kTilesBytes / (most * inputs * int64_t{sizeof(float)}));
@@ -235,7 +237,7 @@ void Linear::multiply(const LinearCall& call, int threads, std::vector<Best>* be
   const int64_t items = stripes * ((count + tiles_of_item - 1) / tiles_of_item);
   const int64_t shares = std::max<int64_t>(1, std::min<int64_t>(threads, items));
   if (best) best->resize(shares * call.rows);
-  Job job{kernels_, product, panels, together, stripes, tiles_of_item, std::vector<Share>(shares),
+  Job job{kernels_, product, begin, end, together, stripes, tiles_of_item, std::vector<Share>(shares),
           best ? best->data() : nullptr, call.rows};
   for (int64_t i = 0; i < shares; i++) {
     job.shares[i].next = items * i / shares;
