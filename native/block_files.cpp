@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,8 +21,13 @@ namespace {
 constexpr int64_t kKeyAt = 16, kIdentityAt = kKeyAt + kKeyBytes, kAgeAt = 120, kChecksumAt = 128,
                   kPaddingAt = kChecksumAt + static_cast<int64_t>(kDigestBytes),
                   kOwnAt = kHeaderBytes - static_cast<int64_t>(kDigestBytes);
-constexpr int64_t kRunBytes = 1 << 20;  // of more than one block: a thread's share, and still near when it is hashed
-constexpr int64_t kApart = 16;          // headers that are read for nothing, rather than call the system once more
+constexpr int64_t kShareBytes = 1 << 19;  // that a thread reads of a batch: still near when hashed, and soon done
+constexpr int64_t kRunBytes = 8 << 20;    // written in one call: every call walks through all the file's pages it touches
+constexpr int64_t kRunBlocks = 448;       // with headers and padding no more pieces than a call may take
+constexpr int64_t kWorthHelp = 1 << 19;   // of a batch: below, waking somebody takes longer
+constexpr int64_t kApart = 16;            // headers that are read for nothing, rather than call the system once more
+constexpr int64_t kAhead = 32 << 20;      // asked of the disk before they are waited for
+constexpr int64_t kAskedAtOnce = 16;      // blocks for which one thread asks, before another may go on
 
 bool same(const char* head, const char* expected, int64_t from, int64_t to) {
   return std::memcmp(head + from, expected + from, static_cast<size_t>(to - from)) == 0;
@@ -59,20 +67,23 @@ bool all_of(Call call, int descriptor, const iovec* parts, size_t count, int64_t
 struct Desk {
   std::vector<char> headers, padding;
   std::vector<iovec> parts;
-};
 
-// Blocks first..last, neighbours in the file, with the padding between them.
-bool move(Call call, const SlotFile& file, int64_t slot, const Blocks& blocks, int64_t first, int64_t last, Desk& desk) {
-  desk.parts.clear();
-  const bool padded = !desk.padding.empty();
-  for (int64_t i = first; i < last; i++) {
-    if (i > first && padded) desk.parts.push_back({desk.padding.data(), desk.padding.size()});
-    if (i > first && !padded && blocks.memory[i] == blocks.memory[i - 1] + blocks.bytes)
-      desk.parts.back().iov_len += static_cast<size_t>(blocks.bytes);
-    else desk.parts.push_back({const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)});
+  explicit Desk(int64_t padded) : padding(static_cast<size_t>(padded)) {}
+
+  // Behind what is there: blocks first..last of one segment, neighbours in the file, with the padding between them.
+  void lay_out(const Blocks& blocks, int64_t first, int64_t last, bool ends = true) {
+    for (int64_t i = first; i < last; i++) {
+      if (i > first && !ends_apart(blocks, i)) parts.back().iov_len += static_cast<size_t>(blocks.bytes);
+      else parts.push_back({const_cast<char*>(blocks.memory[i]), static_cast<size_t>(blocks.bytes)});
+      if (!padding.empty() && (i + 1 < last || !ends)) parts.push_back({padding.data(), padding.size()});
+    }
   }
-  return all_of(call, file.descriptor, desk.parts.data(), desk.parts.size(), file.block(slot));
-}
+
+ private:
+  bool ends_apart(const Blocks& blocks, int64_t i) const {
+    return !padding.empty() || blocks.memory[i] != blocks.memory[i - 1] + blocks.bytes;
+  }
+};
 
 // The end of a stretch that begins at block `first`: slots of one segment, so far apart at most.
 int64_t stretch(const SlotFile& file, const int64_t* slots, int64_t first, int64_t end, int64_t apart) {
@@ -87,44 +98,178 @@ void mark(const Blocks& blocks, int64_t first, int64_t last, State state) {
   std::fill(blocks.states + first, blocks.states + last, state);
 }
 
-// All that is wanted of a stretch: its headers in one call, its blocks in one for each run of neighbours.
-void read_stretch(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t first, int64_t last,
-                  Desk& desk) {
-  desk.headers.resize(static_cast<size_t>((slots[last - 1] - slots[first] + 1) * kHeaderBytes));
-  const iovec all = {desk.headers.data(), desk.headers.size()};
-  mark(blocks, first, last, kNot);
-  if (!all_of(preadv, file.descriptor, &all, 1, file.header(slots[first]))) return;
-  for (int64_t begin = first, end; begin < last; begin = end) {
-    for (end = begin + 1; end < last && slots[end] == slots[end - 1] + 1; end++) {
+bool worth_help(const Blocks& blocks) { return blocks.count > 1 && blocks.count * blocks.bytes >= kWorthHelp; }
+
+// A batch that is being read, by several threads.
+class Reading {
+ public:
+  Reading(const SlotFile& file, const int64_t* slots, const Blocks& blocks)
+      : file_(file), slots_(slots), blocks_(blocks) {}
+
+  // Shares of it, until it is all begun.
+  void take_part() {
+    Desk desk(file_.stride - blocks_.bytes);
+    const int64_t share = std::max<int64_t>(1, kShareBytes / file_.stride);
+    for (;;) {
+      const int64_t begin = next_.fetch_add(share, std::memory_order_relaxed);
+      if (begin >= blocks_.count) return;
+      const int64_t end = std::min(blocks_.count, begin + share);
+      for (int64_t first = begin, last; first < end; first = last) {
+        last = stretch(file_, slots_, first, end, kApart);
+        read_stretch(first, last, desk);
+      }
     }
-    if (!move(preadv, file, slots[begin], blocks, begin, end, desk)) continue;
-    for (int64_t i = begin; i < end; i++)
-      if (proven(desk.headers.data() + (slots[i] - slots[first]) * kHeaderBytes, blocks, i)) blocks.states[i] = kMoved;
   }
-}
 
-// Neighbours all: old headers zeroed, blocks written, new headers written.
-bool write_stretch(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t first, int64_t last,
-                   int64_t age, Desk& desk) {
-  desk.headers.assign(static_cast<size_t>((last - first) * kHeaderBytes), 0);
-  const iovec all = {desk.headers.data(), desk.headers.size()};
-  if (!all_of(pwritev, file.descriptor, &all, 1, file.header(slots[first]))) return false;
-  for (int64_t i = first; i < last; i++)
-    make_header(desk.headers.data() + (i - first) * kHeaderBytes, blocks, i, age + i);
-  return move(pwritev, file, slots[first], blocks, first, last, desk) &&
-         all_of(pwritev, file.descriptor, &all, 1, file.header(slots[first]));
-}
-
-// Shares of a batch, until it is all begun.
-template <class Act>
-void each_share(const SlotFile& file, const Blocks& blocks, int64_t* next, Act act) {
-  const int64_t share = std::max<int64_t>(1, kRunBytes / file.stride);
-  for (;;) {
-    const int64_t first = __atomic_fetch_add(next, share, __ATOMIC_RELAXED);
-    if (first >= blocks.count) return;
-    act(first, std::min(blocks.count, first + share));
+ private:
+  // All that is wanted of a stretch: its headers in one call, its blocks in one for each run of neighbours.
+  void read_stretch(int64_t first, int64_t last, Desk& desk) {
+    desk.headers.resize(static_cast<size_t>((slots_[last - 1] - slots_[first] + 1) * kHeaderBytes));
+    desk.parts.assign(1, {desk.headers.data(), desk.headers.size()});
+    mark(blocks_, first, last, kNot);
+    if (waits_.load(std::memory_order_relaxed)) ask_ahead(first);
+    if (!fetch(desk.parts, file_.header(slots_[first]), first)) return;
+    for (int64_t begin = first, end; begin < last; begin = end) {
+      for (end = begin + 1; end < last && slots_[end] == slots_[end - 1] + 1; end++) {
+      }
+      desk.parts.clear();
+      desk.lay_out(blocks_, begin, end);
+      if (!fetch(desk.parts, file_.block(slots_[begin]), begin)) continue;
+      for (int64_t i = begin; i < end; i++)
+        if (proven(desk.headers.data() + (slots_[i] - slots_[first]) * kHeaderBytes, blocks_, i))
+          blocks_.states[i] = kMoved;
+    }
   }
-}
+
+  // Without waiting for the disk as long as nothing has to be waited for.
+  bool fetch(const std::vector<iovec>& parts, int64_t at, int64_t first) {
+#if defined(RWF_NOWAIT)
+    if (!waits_.load(std::memory_order_relaxed)) {
+      if (all_of(at_hand, file_.descriptor, parts.data(), parts.size(), at)) return true;
+      if (errno != EOPNOTSUPP) {
+        waits_.store(true, std::memory_order_relaxed);
+        ask_ahead(first);
+      }
+    }
+#endif
+    return all_of(preadv, file_.descriptor, parts.data(), parts.size(), at);
+  }
+
+#if defined(RWF_NOWAIT)
+  static ssize_t at_hand(int descriptor, const iovec* parts, int count, off_t at) {
+    errno = 0;
+    return preadv2(descriptor, parts, count, at, RWF_NOWAIT);
+  }
+#endif
+
+  // What lies alone: of a long run the system reads ahead by itself, and in larger pieces.
+  void ask_ahead(int64_t first) {
+#if defined(POSIX_FADV_WILLNEED)
+    const int64_t until = std::min(blocks_.count, first + std::max<int64_t>(1, kAhead / file_.stride));
+    for (int64_t from = asked_.load(std::memory_order_relaxed); from < until;) {
+      const int64_t to = std::min(until, from + kAskedAtOnce);
+      if (!asked_.compare_exchange_weak(from, to, std::memory_order_relaxed)) continue;
+      for (int64_t begin = std::max(from, first), end; begin < to; begin = end) {
+        end = stretch(file_, slots_, begin, to, 1);
+        const int64_t bytes = (end - begin) * file_.stride;
+        if (end == begin + 1 || bytes < kShareBytes)
+          posix_fadvise(file_.descriptor, file_.block(slots_[begin]), bytes, POSIX_FADV_WILLNEED);
+      }
+      from = to;
+    }
+#endif
+  }
+
+  const SlotFile& file_;
+  const int64_t* slots_;
+  const Blocks& blocks_;
+  std::atomic<int64_t> next_{0}, asked_{0};
+  std::atomic<bool> waits_{false};
+};
+
+// A batch that is being written: one thread writes, run by run, and others hash ahead of it.
+class Writing {
+ public:
+  Writing(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age)
+      : file_(file), slots_(slots), blocks_(blocks), age_(age), headers_(new char[blocks.count * kHeaderBytes]),
+        hashed_(static_cast<size_t>(blocks.count)) {}
+
+  void write_all() {
+    Desk desk(file_.stride - blocks_.bytes);
+    for (int64_t first = 0, last; first < blocks_.count; first = last) {
+      last = run_from(first);
+      mark(blocks_, first, last, write_run(first, last, desk) ? kMoved : kNot);
+      for (int64_t ahead = next_.load(std::memory_order_relaxed); ahead < last;)
+        if (next_.compare_exchange_weak(ahead, last, std::memory_order_relaxed)) break;
+    }
+  }
+
+  void hash_ahead() {
+    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < blocks_.count;) {
+      make_header(headers_.get() + i * kHeaderBytes, blocks_, i, age_ + i);
+      hashed_[i].store(true, std::memory_order_release);
+    }
+  }
+
+ private:
+  // The end of what is written in one call from block `first` on: neighbours of one segment, and of the segments behind
+  // it those that are written whole, since the headers in between are zeroed by the same call.
+  int64_t run_from(int64_t first) const {
+    const int64_t most = std::min(kRunBlocks, std::max<int64_t>(1, kRunBytes / file_.stride));
+    const int64_t end = std::min(blocks_.count, first + most);
+    int64_t last = stretch(file_, slots_, first, end, 1);
+    while (last + file_.per_segment <= end && slots_[last] == slots_[last - 1] + 1 && has_all_of(last))
+      last += file_.per_segment;
+    return last;
+  }
+
+  // Whether the batch has the whole segment that begins with block `first`.
+  bool has_all_of(int64_t first) const {
+    return stretch(file_, slots_, first, first + file_.per_segment, 1) == first + file_.per_segment;
+  }
+
+  // Neighbours all: old headers zeroed, blocks written, new headers written.
+  bool write_run(int64_t first, int64_t last, Desk& desk) {
+    desk.headers.assign(static_cast<size_t>((last - first) * kHeaderBytes), 0);
+    desk.parts.clear();
+    int64_t at = file_.header(slots_[first]);
+    for (int64_t begin = first, end; begin < last; begin = end) {
+      end = stretch(file_, slots_, begin, last, 1);
+      desk.parts.push_back({desk.headers.data(), static_cast<size_t>((end - begin) * kHeaderBytes)});
+      if (begin == first && end - begin < file_.per_segment) {  // others of its segment keep theirs
+        if (!all_of(pwritev, file_.descriptor, desk.parts.data(), 1, at)) return false;
+        desk.parts.clear();
+        at = file_.block(slots_[first]);
+      }
+      desk.lay_out(blocks_, begin, end, end == last);
+    }
+    return all_of(pwritev, file_.descriptor, desk.parts.data(), desk.parts.size(), at) && publish(first, last, desk);
+  }
+
+  bool publish(int64_t first, int64_t last, Desk& desk) {
+    for (int64_t i = last; i-- > first;) {  // towards whoever hashes ahead: what is not done is sooner done than awaited
+      char* head = desk.headers.data() + (i - first) * kHeaderBytes;
+      if (hashed_[i].load(std::memory_order_acquire)) std::memcpy(head, headers_.get() + i * kHeaderBytes, kHeaderBytes);
+      else make_header(head, blocks_, i, age_ + i);
+    }
+    bool all = true;
+    for (int64_t begin = first, end; begin < last; begin = end) {
+      end = stretch(file_, slots_, begin, last, 1);
+      const iovec part = {desk.headers.data() + (begin - first) * kHeaderBytes,
+                          static_cast<size_t>((end - begin) * kHeaderBytes)};
+      all = all_of(pwritev, file_.descriptor, &part, 1, file_.header(slots_[begin])) && all;
+    }
+    return all;
+  }
+
+  const SlotFile& file_;
+  const int64_t* slots_;
+  const Blocks& blocks_;
+  const int64_t age_;
+  const std::unique_ptr<char[]> headers_;
+  std::vector<std::atomic<bool>> hashed_;
+  std::atomic<int64_t> next_{0};
+};
 
 // Of a block that has a file to itself.
 struct WholeFile {
@@ -142,45 +287,40 @@ void append_hex(std::string& name, const char* key) {
 
 }  // namespace
 
-void read_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t* next) {
-  Desk desk;
-  desk.padding.resize(static_cast<size_t>(file.stride - blocks.bytes));
-  each_share(file, blocks, next, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin, last; first < end; first = last) {
-      last = stretch(file, slots, first, end, kApart);
-      read_stretch(file, slots, blocks, first, last, desk);
-    }
-  });
+void read_slots(Crew& crew, const SlotFile& file, const int64_t* slots, const Blocks& blocks) {
+  Reading reading(file, slots, blocks);
+  const auto act = [&reading] { reading.take_part(); };
+  if (worth_help(blocks)) crew.run(act, act);
+  else act();
 }
 
-void write_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age, int64_t* next) {
-  Desk desk;
-  desk.padding.resize(static_cast<size_t>(file.stride - blocks.bytes));
-  each_share(file, blocks, next, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin, last; first < end; first = last) {
-      last = stretch(file, slots, first, end, 1);
-      mark(blocks, first, last, write_stretch(file, slots, blocks, first, last, age, desk) ? kMoved : kNot);
-    }
-  });
+void write_slots(Crew& crew, const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age) {
+  Writing writing(file, slots, blocks, age);
+  const auto act = [&writing] { writing.write_all(); };
+  if (worth_help(blocks)) crew.run(act, [&writing] { writing.hash_ahead(); });
+  else act();
 }
 
-void read_files(const Folder& folder, const Blocks& blocks, int64_t* next) {
-  std::string name;
-  alignas(64) char head[kHeaderBytes];
-  for (;;) {
-    const int64_t i = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
-    if (i >= blocks.count) return;
-    blocks.states[i] = kNot;
-    name = folder.prefix;
-    append_hex(name, blocks.keys + i * kKeyBytes);
-    const int opened = openat(folder.descriptor, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (opened < 0) continue;
-    struct stat facts;
-    if (all_of(preadv, opened, WholeFile(head, blocks, i).parts, 2, 0) && proven(head, blocks, i) &&
-        fstat(opened, &facts) == 0)
-      blocks.states[i] = facts.st_mtime < folder.fresh_since ? kStale : kMoved;
-    close(opened);
-  }
+void read_files(Crew& crew, const Folder& folder, const Blocks& blocks) {
+  std::atomic<int64_t> next{0};
+  const auto act = [&] {
+    std::string name;
+    alignas(64) char head[kHeaderBytes];
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < blocks.count;) {
+      blocks.states[i] = kNot;
+      name = folder.prefix;
+      append_hex(name, blocks.keys + i * kKeyBytes);
+      const int opened = openat(folder.descriptor, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+      if (opened < 0) continue;
+      struct stat facts;
+      if (all_of(preadv, opened, WholeFile(head, blocks, i).parts, 2, 0) && proven(head, blocks, i) &&
+          fstat(opened, &facts) == 0)
+        blocks.states[i] = facts.st_mtime < folder.fresh_since ? kStale : kMoved;
+      close(opened);
+    }
+  };
+  if (worth_help(blocks)) crew.run(act, act);
+  else act();
 }
 
 void write_files(const int64_t* descriptors, const Blocks& blocks) {

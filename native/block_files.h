@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "crew.h"
+
 namespace octavo {
 
 constexpr int64_t kHeaderBytes = 512, kKeyBytes = 32;
@@ -34,11 +36,12 @@ struct SlotFile {
   }
 };
 
-// Slots ascend. `next` is shared by threads that move one batch together: each takes what the others have not begun.
-void read_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t* next);
+// Slots ascend. What is not in memory is asked of the disk all at once; the crew helps to wait, to copy and to hash.
+void read_slots(Crew& crew, const SlotFile& file, const int64_t* slots, const Blocks& blocks);
 
-// Slots ascend, and each is named once; blocks get ages from `age` on. Old headers go first and new ones come last.
-void write_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age, int64_t* next);
+// Slots ascend, and each is named once; blocks get ages from `age` on. Old headers go first and new ones come last. The
+// file has one writer at a time, whoever it is: the crew hashes meanwhile.
+void write_slots(Crew& crew, const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age);
 
 // Files of one block each, header first, in an open directory. A name is `prefix` and the key in hexadecimal.
 struct Folder {
@@ -47,7 +50,7 @@ struct Folder {
   int64_t fresh_since;  // seconds: files used before are stale
 };
 
-void read_files(const Folder& folder, const Blocks& blocks, int64_t* next);
+void read_files(Crew& crew, const Folder& folder, const Blocks& blocks);
 
 // Block i to the new file open as descriptors[i], which is closed if that succeeds.
 void write_files(const int64_t* descriptors, const Blocks& blocks);

@@ -98,7 +98,7 @@ def pieces() -> list[Piece]:
         Piece("layer_module", SOURCES / "layer_module.cpp", ("-Os", *includes)),
         Piece("copies_module", SOURCES / "copies_module.cpp", ("-Os", *includes)),
         *kernel_pieces(),
-        *(Piece(name, SOURCES / f"{name}.cpp", ("-O3",)) for name in ("block_files", "copies", "digest")),
+        *(Piece(name, SOURCES / f"{name}.cpp", ("-O3",)) for name in ("block_files", "copies", "crew", "digest")),
         Piece("linear", SOURCES / "linear.cpp", ("-O2",)),
         Piece("linear_memory", SOURCES / "linear_memory.cpp", ("-O2",)),
         Piece("layer", SOURCES / "layer.cpp", ("-O2",)),

@@ -12,6 +12,7 @@
 
 #include "block_files.h"
 #include "copies.h"
+#include "crew.h"
 #include "digest.h"
 
 namespace nb = nanobind;
@@ -20,7 +21,6 @@ namespace octavo {
 namespace {
 
 using Numbers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Cursor = nb::ndarray<int64_t, nb::shape<1>, nb::c_contig, nb::device::cpu>;
 using States = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Address; slots of a slab; bytes of a slab.
@@ -66,25 +66,31 @@ void bind_copies(nb::module_& m) {
     return nb::bytes(reinterpret_cast<const char*>(found), kDigestBytes);
   }, "XXH3 of 128 bits.");
   m.def("copy_blocks", &copy);
-  m.def("read_slots", [](const std::vector<int64_t>& file, Numbers slots, Numbers memory, int64_t bytes, nb::bytes keys,
-                         nb::bytes headings, States states, Cursor next) {
+  nb::class_<Crew>(m, "Crew", "Threads that help with batches, so many beside the caller.")
+      .def("__init__", [](Crew* made, int helpers) {
+        if (helpers < 0 || helpers > 64) throw std::invalid_argument("a crew has 0 to 64 helpers");
+        new (made) Crew(helpers);
+      })
+      .def("close", &Crew::close, nb::call_guard<nb::gil_scoped_release>());
+  m.def("read_slots", [](Crew& crew, const std::vector<int64_t>& file, Numbers slots, Numbers memory, int64_t bytes,
+                         nb::bytes keys, nb::bytes headings, States states) {
     const Blocks blocks = blocks_of(memory, bytes, keys, headings, states);
     const SlotFile pool = file_of(file, slots, blocks);
     nb::gil_scoped_release unlocked;
-    read_slots(pool, slots.data(), blocks, next.data());
+    read_slots(crew, pool, slots.data(), blocks);
   });
-  m.def("write_slots", [](const std::vector<int64_t>& file, Numbers slots, Numbers memory, int64_t bytes,
-                          nb::bytes keys, nb::bytes headings, States states, Cursor next, int64_t age) {
+  m.def("write_slots", [](Crew& crew, const std::vector<int64_t>& file, Numbers slots, Numbers memory, int64_t bytes,
+                          nb::bytes keys, nb::bytes headings, States states, int64_t age) {
     const Blocks blocks = blocks_of(memory, bytes, keys, headings, states);
     const SlotFile pool = file_of(file, slots, blocks);
     nb::gil_scoped_release unlocked;
-    write_slots(pool, slots.data(), blocks, age, next.data());
+    write_slots(crew, pool, slots.data(), blocks, age);
   });
-  m.def("read_files", [](int descriptor, const std::string& prefix, int64_t fresh_since, Numbers memory, int64_t bytes,
-                         nb::bytes keys, nb::bytes headings, States states, Cursor next) {
+  m.def("read_files", [](Crew& crew, int descriptor, const std::string& prefix, int64_t fresh_since, Numbers memory,
+                         int64_t bytes, nb::bytes keys, nb::bytes headings, States states) {
     const Blocks blocks = blocks_of(memory, bytes, keys, headings, states);
     nb::gil_scoped_release unlocked;
-    read_files({descriptor, prefix.c_str(), fresh_since}, blocks, next.data());
+    read_files(crew, {descriptor, prefix.c_str(), fresh_since}, blocks);
   });
   m.def("write_files", [](Numbers descriptors, Numbers memory, int64_t bytes, nb::bytes keys, nb::bytes headings,
                           States states) {

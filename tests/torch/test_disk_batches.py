@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
+import sys
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,6 +177,48 @@ def test_a_file_of_the_version_before_is_a_miss_by_reason_and_is_written_anew(tm
         assert get(disk, [1]) == [payload(1)]
 
 
+def test_a_run_over_whole_segments_leaves_the_headers_of_the_others_alone(tmp_path):
+    slots = 3 * SEGMENT_SLOTS + 10
+    with_a_hole = [n for n in range(slots) if n != SEGMENT_SLOTS + 40]
+    for some in (
+        range(2 * SEGMENT_SLOTS),
+        range(5, 3 * SEGMENT_SLOTS),
+        range(70, 190),
+        range(64, slots - 3),
+        with_a_hole,
+    ):
+        calls = Batches()
+        path = tmp_path / f"{some[0]}-{len(some)}"
+        with closing(store("slots", path, calls, slots)) as disk:
+            calls.single = 0
+            assert put(disk, range(slots)) == [None] * slots
+            assert put(disk, some, version=1) == [None] * len(some)
+            assert get(disk, range(slots)) == [payload(n, int(n in some)) for n in range(slots)]
+            assert calls.single == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of the process in /proc")
+def test_threads_that_help_are_as_many_as_asked_and_end_with_the_store(tmp_path):
+    def helpers():
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    for threads in (1, 3):
+        with closing(
+            DiskSlots(tmp_path / f"{threads}", MODEL, SIZE, PLACES.file_bytes(SLOTS), threads=threads)
+        ) as disk:
+            before = helpers()
+            for _ in range(3):  # batches of half a megabyte or less are moved by their caller
+                assert put(disk, range(SLOTS)) == [None] * SLOTS
+            assert helpers() == before
+        wide = 64 * SIZE
+        disk = DiskSlots(tmp_path / f"w{threads}", MODEL, wide, Places.of(wide).file_bytes(4), threads=threads)
+        with closing(disk):
+            blocks = [Placed(n, key(n), payload(n) * 64) for n in range(4)]
+            assert disk.write(blocks) == [None] * 4
+            assert helpers() == before + threads - 1
+        assert helpers() == before
+
+
 @kinds
 def test_a_full_disk_in_a_batch_is_refused_by_reason_and_leaves_nothing_to_be_served(kind, tmp_path):
     """The extension's attempt fails as the system's would; single calls then say why."""
@@ -183,7 +228,9 @@ def test_a_full_disk_in_a_batch_is_refused_by_reason_and_leaves_nothing_to_be_se
             return Failing()
 
     class Failing:
-        def write_slots(self, file, slots, addresses, size, keys, heading, states, begun, age):
+        Crew = staticmethod(lambda helpers: io.BytesIO())
+
+        def write_slots(self, crew, file, slots, addresses, size, keys, heading, states, age):
             states[:] = 1
 
         def write_files(self, descriptors, addresses, size, keys, heading, states):

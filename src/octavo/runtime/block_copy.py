@@ -89,6 +89,7 @@ class BlockCopier:
         if device.layout.signature != host.layout.signature or device.layout.slab_bytes != host.layout.slab_bytes:
             raise ConfigError("host_bytes", "an arena", "is laid out otherwise than the device's; use one layout")
         self.device, self.host = device, host
+        self._host_bytes = host.bytes.numpy()  # kept: after a batch of megabytes no call of torch's is a cheap one
         self.native = extension() if device.device.type == "cpu" else None
         self.stream: Any = None
         if device.device.type == "cuda":
@@ -147,7 +148,7 @@ class BlockCopier:
         numbers = _within(self.host, group, slots)
         starts = numbers // layout.blocks_per_slab * self.host.layout.slab_bytes
         starts += numbers % layout.blocks_per_slab * layout.block_bytes
-        return Batch(on_disk, keys, self.host.bytes.numpy(), starts, layout.block_bytes)
+        return Batch(on_disk, keys, self._host_bytes, starts, layout.block_bytes)
 
     def close(self) -> None:
         if self.stream is not None:

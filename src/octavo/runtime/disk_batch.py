@@ -44,7 +44,7 @@ class Batch:
         self.block_bytes = block_bytes
         self._memory: list[Bytes] = [memory]
         self._starts = starts
-        self.addresses = memory.ctypes.data + starts
+        self.addresses = starts + memory.__array_interface__["data"][0]
         inside = not len(starts) or (starts.min() >= 0 and starts.max() + block_bytes <= memory.nbytes)
         if not inside or not len(self.slots) == len(keys) == len(starts):
             raise InvariantViolation(
@@ -112,7 +112,7 @@ def extension() -> Any | None:
         native = importlib.import_module("octavo.kernels._native")
     except ImportError:
         return None
-    return native if hasattr(native, "copy_blocks") else None
+    return native if hasattr(native, "Crew") else None
 
 
 def batch_of(blocks: Batch | Sequence[Placed], slots: int, block_bytes: int, *, writable: bool = False) -> Batch:

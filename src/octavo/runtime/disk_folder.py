@@ -24,7 +24,7 @@ from octavo.runtime.disk_batch import Batch, Int64, Placed, batch_of
 from octavo.runtime.disk_files import RealSyscalls, Syscalls, read_into, reason_of, write_all
 from octavo.runtime.disk_format import HEADER_BYTES, Header, Identity, Reason, block_checksum, disproved, heading
 from octavo.runtime.disk_room import SharedRoom
-from octavo.runtime.disk_store import WORTH_HELP, Blocks, DiskStats, Helped, Known, slots_of
+from octavo.runtime.disk_store import THREADS, Blocks, DiskStats, Helped, Known, slots_of
 
 NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{64})")
 """Model, layout, key."""
@@ -49,6 +49,8 @@ class DiskFolder:
         block_bytes: int,
         capacity_bytes: int,
         syscalls: Syscalls | None = None,
+        *,
+        threads: int = THREADS,
     ) -> None:
         self.folder = folder
         self.identity = identity
@@ -61,7 +63,7 @@ class DiskFolder:
         self._turn = threading.Lock()  # one batch of reads or writes at a time
         self._known = Known()
         self._seen: set[bytes] = set()
-        self._helped = Helped("octavo-disk-help")
+        self._helped = Helped("octavo-disk-help", threads)
         self._closed = False
         self._room = SharedRoom(folder, NAME, capacity_bytes)
         self._restore()
@@ -151,16 +153,10 @@ class DiskFolder:
         if native is None or self._closed:
             return everything.tolist()
         fresh_since = int(time.time() - TOUCH_SECONDS)
-        states, begun = np.full(len(batch), FAILED, np.uint8), np.zeros(1, np.int64)
+        states = np.full(len(batch), FAILED, np.uint8)
         arguments = batch.arguments(everything, self._heading, states)
-
-        def read() -> None:
-            native.read_files(self._room.descriptor, self._prefix, fresh_since, *arguments, begun)
-
-        if len(batch) > 1 and len(batch) * self.block_bytes >= WORTH_HELP:
-            self._helped.both(read)
-        else:
-            read()
+        crew = self._helped.crew(native)
+        native.read_files(crew, self._room.descriptor, self._prefix, fresh_since, *arguments)
         for index in np.flatnonzero(states == STALE).tolist():
             self._touch(batch.keys[index])
         return np.flatnonzero(states == FAILED).tolist()

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ from octavo.runtime.disk_format import (
     heading,
     pool_stride,
 )
-from octavo.runtime.disk_store import WORTH_HELP, Blocks, DiskStats, Helped, Known, slots_of
+from octavo.runtime.disk_store import THREADS, Blocks, DiskStats, Helped, Known, slots_of
 
 RUN_BYTES = 1 << 20
 """At most, of a run of more than one block: what has been read is still in the processor's cache when it is hashed."""
@@ -69,6 +70,8 @@ class DiskSlots:
         block_bytes: int,
         capacity_bytes: int,
         syscalls: Syscalls | None = None,
+        *,
+        threads: int = THREADS,
     ) -> None:
         self.path = path
         self.identity = identity
@@ -82,7 +85,7 @@ class DiskSlots:
         self._known = Known()
         self._aside_slots: dict[int, bytes] = {}
         self._age = 0
-        self._helped = Helped("octavo-disk-help")
+        self._helped = Helped("octavo-disk-help", threads)
         self._padding = memoryview(bytearray(self.places.stride - block_bytes))
         self._descriptor = open_alone(path)
         try:
@@ -165,22 +168,17 @@ class DiskSlots:
             return order
         age = self._age + 1
         self._age += len(order)
-        return self._together(native.write_slots, batch, order, age)
+        return self._together(native, native.write_slots, batch, order, age)
 
     def _read_all(self, batch: Batch, order: Int64) -> Int64:
         native = self._calls.whole_batches(self.block_bytes)
-        return order if native is None or not len(order) else self._together(native.read_slots, batch, order)
+        return order if native is None or not len(order) else self._together(native, native.read_slots, batch, order)
 
-    def _together(self, act: Callable[..., None], batch: Batch, order: Int64, *more: int) -> Int64:
-        """By two threads where it is worth it: while one waits for memory, or for the other's turn at the file, the
-        other hashes."""
+    def _together(self, native: Any, act: Callable[..., None], batch: Batch, order: Int64, *more: int) -> Int64:
         file = [self._descriptor, POOL_BYTES, SEGMENT_SLOTS, self.places.stride]
-        states, begun = np.ones(len(order), np.uint8), np.zeros(1, np.int64)
-        arguments = (file, batch.slots[order], *batch.arguments(order, self._heading, states), begun, *more)
-        if len(order) > 1 and len(order) * self.block_bytes >= WORTH_HELP:
-            self._helped.both(lambda: act(*arguments))
-        else:
-            act(*arguments)
+        states = np.ones(len(order), np.uint8)
+        arguments = batch.arguments(order, self._heading, states)
+        act(self._helped.crew(native), file, batch.slots[order], *arguments, *more)
         left: Int64 = order[states != 0]
         return left
 

@@ -11,8 +11,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from octavo.errors import ConfigError
 from octavo.runtime.disk_batch import Batch, Placed
@@ -20,8 +21,8 @@ from octavo.runtime.disk_format import Reason
 
 Item = TypeVar("Item")
 Blocks = Batch | Sequence[Placed]
-WORTH_HELP = 1 << 19
-"""Bytes of a batch that two threads read sooner than one."""
+THREADS = 2
+"""That move a batch, the lane's own among them. More wait for one writer of a file, and compete with what computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Known:
     def remove(self, slots: Sequence[int]) -> list[bytes]:
         """What lay in them."""
         with self._lock:
-            return [self._keys.pop(slot) for slot in slots if slot in self._keys]
+            return [key for key in map(self._keys.pop, slots, repeat(None)) if key is not None]
 
     def written(self, batch: Batch, reasons: Sequence[Reason | None]) -> None:
         """Into slots that `remove` has emptied."""
@@ -170,20 +171,21 @@ class Known:
 
 
 class Helped:
-    """Work by the caller and one thread beside it."""
+    """Work by the caller and by threads beside it: a native crew for whole batches, one of Python's for single runs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, threads: int = THREADS) -> None:
+        self._threads = threads
         self._helper = ThreadPoolExecutor(1, name)
+        self._crew: Any = None
 
-    def both(self, act: Callable[[], None]) -> None:
-        """Do it in both threads, and return when all is done. A helper that is not free leaves it to the caller."""
-        helper = self._helper.submit(act)
-        act()
-        if not helper.cancel():
-            helper.result()
+    def crew(self, native: Any) -> Any:
+        """For the extension's calls, which start its threads when they are needed."""
+        if self._crew is None:
+            self._crew = native.Crew(self._threads - 1)
+        return self._crew
 
     def each(self, act: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """Do it for each item, in whichever thread is free."""
+        """Do it for each item, in whichever thread is free. A helper that is not free leaves it to the caller."""
         left = deque(items)
 
         def work() -> None:
@@ -194,13 +196,18 @@ class Helped:
                     return
                 act(item)
 
-        if len(items) > 1:
-            self.both(work)
-        else:
+        if len(items) < 2 or self._threads < 2:
             work()
+            return
+        helper = self._helper.submit(work)
+        work()
+        if not helper.cancel():
+            helper.result()
 
     def close(self) -> None:
         self._helper.shutdown()
+        if self._crew is not None:
+            self._crew.close()
 
 
 def slots_of(capacity_bytes: int, slots: int, block_bytes: int, need: int) -> int:

@@ -56,9 +56,11 @@ class Budget:
     disk_bytes_per_second: float | None = None
     batch_bytes: int = 8 << 20
     """Between two looks at the budget and at cancellations; at least one block."""
+    disk_batch_bytes: int = 32 << 20
+    """The same on the disk's lane."""
 
     def __post_init__(self) -> None:
-        for name in ("bytes_per_second", "disk_bytes_per_second", "batch_bytes"):
+        for name in ("bytes_per_second", "disk_bytes_per_second", "batch_bytes", "disk_batch_bytes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(name, value, "must be positive")
@@ -153,7 +155,7 @@ class Mover:
         self._closing = False
         self._lanes = {
             "arenas": _Lane("arenas", budget.batch_bytes, budget.bytes_per_second),
-            "disk": _Lane("disk", budget.batch_bytes, budget.disk_bytes_per_second),
+            "disk": _Lane("disk", budget.disk_batch_bytes, budget.disk_bytes_per_second),
         }
         for lane in self._lanes.values():
             lane.thread = threading.Thread(target=self._serve, args=(lane,), name=f"octavo-{lane.name}", daemon=True)
@@ -254,7 +256,7 @@ class Mover:
             raise InvariantViolation("transfer-order", f"number {order.number} is ordered {why}")
         if LANES[order.route] == "disk" and not self.disk:
             raise InvariantViolation("transfer-order", f"{order.route} without a disk")
-        if any(len(key) != KEY_BYTES for key in order.keys):
+        if set(map(len, order.keys)) - {KEY_BYTES}:
             raise InvariantViolation("transfer-order", f"{order.route} with keys of other than {KEY_BYTES} bytes")
         sides = np.array(order.sources, np.int64), np.array(order.targets, np.int64)
         for tier, slots in zip(SIDES[order.route], sides, strict=True):
