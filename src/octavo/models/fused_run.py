@@ -102,8 +102,8 @@ class LayerPrograms:
             self.threads,
         )  # fmt: skip
         vocabulary = whole.model.get_output_embeddings().out_features
-        if len(self._logits) < len(rows):
-            self._logits = torch.empty((len(rows), vocabulary))
+        if len(self._logits) < max(1, len(rows)):  # the first step may keep no row at all
+            self._logits = torch.empty((max(1, len(rows)), vocabulary))
         return whole.head(normed, self._logits[: len(rows)])
 
     def segments(self) -> list[tuple[int, int]]:
