@@ -11,23 +11,34 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import Config
+from octavo.engine.early import begin_early
 from octavo.engine.start import start_engine as engine_of
 
 if TYPE_CHECKING:
+    from octavo.engine.early import Early
     from octavo.engine.engine import Engine
     from octavo.server.host import Host
 
 Tell = Callable[[str, float], None]
 
 
-def start_engine(asked: Mapping[str, Any], *, quiet: bool, host: Host | None = None) -> Engine:
+def start_engine(
+    asked: Mapping[str, Any],
+    *,
+    quiet: bool,
+    host: Host | None = None,
+    early: Early | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> Engine:
     """Check what was asked, which takes no time, then load, in the host's thread where there is one.
 
-    Raises `ConfigError` or `ModelError`.
+    `early`: what has been begun already. `meanwhile` is called while the host's thread loads. Raises `ConfigError` or
+    `ModelError`.
     """
     config = Config.from_kwargs(**asked)
+    early = early or begin_early(embedded=config.model.model is None)
     with _progress(shown=not quiet and sys.stderr.isatty()) as tell:
-        return engine_of(config, tell, host)
+        return engine_of(config, tell, host, early=early, meanwhile=meanwhile)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ the model loads, so that a port in use is told at once.
 from __future__ import annotations
 
 import gc
+import importlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,9 +127,8 @@ def serve(  # noqa: PLR0913 - one for each flag
 
     Ends on SIGTERM or SIGINT once what runs is finished; a second one ends it at once.
     """
-    from octavo.cli.loading import start_engine
+    from octavo.server.bound import bind
     from octavo.server.host import Host as EngineHost
-    from octavo.server.running import bind, serve_engine
     from octavo.server.settings import ServerSettings, read_template
 
     settings = ServerSettings(
@@ -160,12 +160,21 @@ def serve(  # noqa: PLR0913 - one for each flag
 
             built = thread.call(lambda: start_simulated(asked, fake))
         else:
-            built = start_engine(asked, quiet=False, host=thread)
+            from octavo.cli.loading import start_engine
+
+            built = start_engine(asked, quiet=False, host=thread, meanwhile=_import_server)
         gc.freeze()  # all of this stays: collections that come later need not look at it
         _show(built, settings)
+        from octavo.server.running import serve_engine
+
         code = serve_engine(built, settings, bound, lambda text: typer.echo(text, err=True), thread)
     if code:
         raise typer.Exit(code)
+
+
+def _import_server() -> None:
+    importlib.import_module("octavo.server.running")
+    importlib.import_module("octavo.cli.start_table")
 
 
 def _with_model(engine: dict[str, Any], model_name: str | None) -> dict[str, Any]:

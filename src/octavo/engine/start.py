@@ -1,56 +1,64 @@
 """From what was asked to an engine, with what only costs time at start out of the way.
 
 Importing torch and Transformers and loading a model make a million objects that all stay: the collector of
-cycles would look at them over and over and find nothing, a sixth of the time. It rests meanwhile. While
-Python imports, another thread checks that the default model's files are whole. How long idle threads spin is
-said before torch comes, since that is when its runtime asks. Knows no model.
+cycles would look at them over and over and find nothing, a sixth of the time. It rests meanwhile, and those who
+ask for a collection while the model loads need not wait for it to look at what was imported. What holds no
+interpreter lock is begun before the imports (see `early`), what nobody needs is not imported (`lean_imports`).
+Knows no model.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-import os
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from octavo.config import Config
-from octavo.models.embedded import is_cached
+from octavo.engine.early import SPINS, Early, begin_early, spin_briefly
+from octavo.engine.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
     from octavo.server.host import Host
 
-SPINS = "20000"
-"""Half a millisecond or so: longer than the Python between two calls of a step, far shorter than a slice of a core."""
+__all__ = ["SPINS", "begin_early", "collector_resting", "spin_briefly", "start_engine"]
+
 Progress = Callable[[str, float], None]
 
 
-def start_engine(config: Config, progress: Progress | None = None, host: Host | None = None) -> Engine:
+def start_engine(
+    config: Config,
+    progress: Progress | None = None,
+    host: Host | None = None,
+    *,
+    early: Early | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> Engine:
     """Import what is needed, load the model, in the host's thread where there is one, and build the engine.
 
-    Raises `ConfigError` or `ModelError`.
+    `early`: what has been begun already, in a process of octavo's own, where torch and Transformers need not be
+    whole for others. `meanwhile` is called while the host's thread builds. Raises `ConfigError` or `ModelError`.
     """
-    with collector_resting(), ThreadPoolExecutor(1, "octavo-check") as beside:
-        checked = beside.submit(is_cached) if config.model.model is None else None
-        spin_briefly()
-        from octavo.engine.build import build_engine
+    own_process = early is not None
+    early = early or begin_early(embedded=config.model.model is None)
+    with collector_resting():
+        import octavo.engine.engine  # noqa: F401 - numpy and octavo's own, while torch's libraries load
 
-        whole = None if checked is None else checked.result
-        build = functools.partial(build_engine, config, progress, whole)
-        return build() if host is None else host.call(build)
+        early.libraries.result()
+        with lean_imports() if own_process else nullcontext():  # the model's own module comes while it loads
+            from octavo.engine.build import build_engine
 
-
-def spin_briefly() -> None:
-    """Let idle threads of GCC's OpenMP runtime sleep soon, where neither the user nor an imported torch has decided.
-
-    By default they spin for milliseconds, on a machine with other work in the time of those who compute.
-    """
-    if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = SPINS
+            with imports_set_aside():
+                whole = None if early.whole is None else early.whole.result
+                build = functools.partial(build_engine, config, progress, whole)
+                if host is None:
+                    return build()
+                built = host.begin(build)
+                if meanwhile is not None:
+                    meanwhile()
+                return built.result()
 
 
 @contextmanager
@@ -63,3 +71,16 @@ def collector_resting() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextmanager
+def imports_set_aside() -> Iterator[None]:
+    """What exists now is not looked at by collections until afterwards, unless somebody set objects aside before."""
+    ours = not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()

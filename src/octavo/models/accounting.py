@@ -14,6 +14,7 @@ import torch
 
 from octavo.models.files import Checkpoint
 from octavo.models.quiet import quiet_transformers
+from octavo.models.shapes_alone import shapes_alone
 from octavo.models.weight_files import TensorEntry, model_error, open_for_reading, read_bytes
 
 # Tensors that older exporters saved and that are computed from the config now.
@@ -95,7 +96,7 @@ def blank_model(checkpoint: Checkpoint, config: Any) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    with quiet_transformers(), torch.device("meta"), no_init_weights():
+    with quiet_transformers(), shapes_alone(), torch.device("meta"), no_init_weights():
         try:
             return AutoModelForCausalLM.from_config(config)
         except Exception as error:  # model classes raise whatever their config breaks first

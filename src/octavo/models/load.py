@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -33,6 +34,7 @@ from octavo.models.gguf import (
 from octavo.models.linear import packed_matrices
 from octavo.models.mapped import leave_files
 from octavo.models.quiet import quiet_transformers
+from octavo.models.shapes_alone import shapes_alone
 from octavo.models.tokenizer import load_tokenizer
 from octavo.models.weight_files import model_error
 
@@ -305,7 +307,7 @@ def _from_pretrained(
 ) -> tuple[Any, dict[str, Any]]:
     from transformers import AutoModelForCausalLM
 
-    with quiet_transformers():
+    with quiet_transformers(), shapes_alone() if device.type == "cpu" else nullcontext():
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 str(checkpoint.path),

@@ -30,6 +30,10 @@ class Host:
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run `function` in the thread and wait for it; what it raises is raised here."""
+        return self.begin(function).result()
+
+    def begin(self, function: Callable[[], Result]) -> Future[Result]:
+        """Have `function` run in the thread; what comes of it is the future's."""
         answer: Future[Result] = Future()
 
         def task() -> None:
@@ -39,7 +43,7 @@ class Host:
                 answer.set_exception(error)
 
         self._give(task)
-        return answer.result()
+        return answer
 
     def finish(self, function: Callable[[], None]) -> None:
         """Run `function` as the last thing; returns at once. The thread ends with it."""

@@ -2,16 +2,14 @@
 
     bind -> load the model -> one trial token -> listen -> "ready" -> SIGTERM -> drain -> exit
 
-Owns signals: the first SIGTERM or SIGINT drains, the second ends the process at once. The socket is
-bound before the model loads, so that a port in use is told at once, and listens only when the server
-can answer.
+Owns signals: the first SIGTERM or SIGINT drains, the second ends the process at once. The socket listens only
+when the server can answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -23,14 +21,16 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from octavo.engine.engine import Engine
-from octavo.errors import ConfigError
 from octavo.server.app import create_app
 from octavo.server.arrival import KEEP_ALIVE_S, arriving_within
 from octavo.server.async_llm import AsyncLLM
+from octavo.server.bound import address_of, bind
 from octavo.server.host import Host
 from octavo.server.request_log import RequestLog
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
+
+__all__ = ["address_of", "bind", "drain", "ready_line", "run", "serve_engine", "tell"]
 
 LAST_WORDS_S = 5
 SAYING_S = 0.5
@@ -57,37 +57,6 @@ class _IntoLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._log.trouble(record.getMessage())
-
-
-def bind(settings: ServerSettings) -> socket.socket:
-    """A socket on the address asked for, not listening yet. Raises `ConfigError`."""
-    try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError("host", settings.host, f"cannot be found ({error.strerror or error})") from None
-    family, kind, protocol, _, address = found[0]
-    bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError(
-                "host", settings.host, "is no address of this machine; use one that is, or 0.0.0.0 for all of them"
-            ) from None
-        raise ConfigError(
-            "port", settings.port, f"cannot be used on {settings.host} ({(error.strerror or str(error)).lower()}); "
-            "choose another with --port, or 0 for a free one",
-        ) from None  # fmt: skip
-    return bound
-
-
-def address_of(bound: socket.socket) -> str:
-    """The URL that reaches this socket from here."""
-    host, port = bound.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve_engine(
