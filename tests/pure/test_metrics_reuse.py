@@ -41,7 +41,7 @@ class ByHandReuse(ByHand):
         self.sharing = sharing
         self.looked_up: dict[int, tuple[int, int, int]] = {}
         """Asked, known and found, by the chain that was looked up last."""
-        match, gone = sharing.match, sharing.shelf.eviction.gone
+        match, gone, go_next = sharing.match, sharing.shelf.eviction.gone, sharing.shelf.eviction.go_next
 
         def matched(chain: Any, tokens: Any, limit: int) -> Match:
             found = match(chain, tokens, limit)
@@ -54,7 +54,14 @@ class ByHandReuse(ByHand):
             gone(block)
 
         sharing.match = matched  # type: ignore[method-assign]
+
+        def went_next(group: int, blocks: Sequence[tuple[int, int, int]]) -> int:
+            many = go_next(group, blocks)
+            self.counts["evictions"] += many
+            return many
+
         sharing.shelf.eviction.gone = went  # type: ignore[method-assign]
+        sharing.shelf.eviction.go_next = went_next  # type: ignore[method-assign]
 
     def _some_request(self) -> tuple[Request, str | None]:
         asked, reason = super()._some_request()

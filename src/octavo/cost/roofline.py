@@ -91,7 +91,7 @@ class RooflineCost:
             if law.kind == "full":
                 read = pairs = shape.context_tokens
                 if shape.tokens != shape.chunks:
-                    pairs = int((counts * (2 * starts + counts + 1)).sum()) // 2
+                    pairs = int(counts.dot(2 * starts + counts + 1)) // 2
             else:
                 read, pairs = int(law.read(starts, counts).sum()), int(law.pairs(starts, counts).sum())
             seconds += max(self._attention_parts_s(law, read, pairs, shape.tokens))

@@ -37,7 +37,7 @@ class StepShape:
     def of(cls, plan: StepPlan) -> StepShape:
         starts, counts, tokens = plan.starts.astype(np.int64), plan.counts.astype(np.int64), plan.tokens
         sampled = int(np.count_nonzero(plan.samples))
-        return cls(len(starts), tokens, sampled, int(starts.sum()) + tokens, starts, counts)
+        return cls(len(starts), tokens, sampled, int(np.add.reduce(starts)) + tokens, starts, counts)
 
     @classmethod
     def from_chunks(cls, starts: npt.ArrayLike, counts: npt.ArrayLike, sampled: int) -> StepShape:
@@ -50,7 +50,7 @@ class StepShape:
         """One token of every sequence: those at `positions`."""
         first = np.asarray(positions, dtype=np.int64)
         many = len(first)
-        return cls(many, many, many, int(first.sum()) + many, first, np.ones(many, dtype=np.int64))
+        return cls(many, many, many, int(np.add.reduce(first)) + many, first, np.ones(many, dtype=np.int64))
 
     def later(self, steps: int) -> StepShape:
         """The decode step that follows `steps` decode steps after this one, of the same sequences."""

@@ -121,6 +121,8 @@ def shared_blocks(cache: KVCache, match: Match) -> list[int]:
 
 def first_shared(cache: KVCache, group: int, match: Match) -> int:
     """The first block of the match that a query after it can read in this group."""
+    if not cache.layout.groups[group].slides:
+        return 0
     first = int(cache.layout.groups[group].first_block(np.array([match.tokens]))[0])
     return min(first, len(match.path))
 

@@ -86,6 +86,7 @@ class KVCache:
         """Rows that wait for copies, for the invariants."""
         self.pins: dict[int, list[tuple[int, Int64]]] = {}
         """(group, slots) that a plan in flight copies from, by plan: referenced until it completes."""
+        self._plain = len(self._block_tokens) == 1 and self._block_tokens[0] > 0 and not contiguous
         self._sliding = () if contiguous else tuple(i for i, g in enumerate(layout.groups) if g.slides)
 
     # -- room ---------------------------------------------------------------------------------
@@ -166,24 +167,12 @@ class KVCache:
 
         With contiguous allocation the first reservation of a row is its only one.
         """
-        counts = self.missing_blocks(row, upto)
-        if not any(counts):
-            return NOTHING_NEW
-        if self.pool.contiguous:
-            self._require_new_runs(np.array([row], dtype=np.int64))
-        taken = self.take(counts)
-        if isinstance(taken, Shortfall):
-            return taken
-        return Reservation(
-            tuple(
-                NewBlocks(group, np.full(len(slots), row, dtype=np.int64), self.tables[group].append(row, slots), slots)
-                for group, slots in enumerate(taken)
-                if len(slots)
-            )
-        )
+        return self.reserve_many(np.array([row], dtype=np.int64), np.array([upto], dtype=np.int64))
 
     def reserve_many(self, rows: Int64, upto: Int64) -> Reservation | Shortfall:
         """`reserve` for all of `rows` (no repeats) together: all of them or none."""
+        if self._plain:
+            return self._reserve_plain(rows, upto)
         needs = []
         for table, tokens in zip(self.tables, self._block_tokens, strict=True):
             have = table.counts[rows]
@@ -207,6 +196,17 @@ class KVCache:
                 if len(slots)
             )
         )
+
+    def _reserve_plain(self, rows: Int64, upto: Int64) -> Reservation | Shortfall:
+        """`reserve_many` of one group of pages."""
+        size, table = self._block_tokens[0], self.tables[0]
+        have = table.counts[rows]
+        need = (upto > have * size).nonzero()[0]
+        if not len(need):
+            return NOTHING_NEW
+        missing = -(-upto[need] // size) - have[need]
+        taken = self.take([int(np.add.reduce(missing))])
+        return taken if isinstance(taken, Shortfall) else Reservation((self._append(0, rows[need], missing, taken[0]),))
 
     def take(self, counts: list[int]) -> tuple[Int64, ...] | Shortfall:
         """`counts[g]` slots of each group g with one reference each, giving up cached blocks if need be."""

@@ -48,6 +48,8 @@ class BlockPool:
             tuple({} for _ in range(n)) for n in self.blocks_per_slab
         )
         self._partial_free = [0] * len(self.slots)
+        self._plain = self.blocks_per_slab == (1,) and not contiguous
+        """One group, a block a slab, any free one will do: then blocks and slabs are counted alike."""
 
     def available(self, group: int) -> int:
         """Blocks of this group that could be taken now, if need be by giving up cached ones."""
@@ -60,10 +62,14 @@ class BlockPool:
 
     def slabs_needed(self, counts: Sequence[int]) -> int:
         """Free slabs that taking `counts[g]` blocks of each group g would consume."""
+        if self._plain:
+            return counts[0]
         return _slabs_beyond(counts, self._partial_free, self.blocks_per_slab)
 
     def shortfall(self, counts: Sequence[int]) -> Shortfall | None:
         """None when these blocks can be had, if need be by giving up cached ones that may go at once."""
+        if self._plain and counts[0] <= self.free.count + self.cached[0] - self.unsaved[0]:
+            return None
         needed = self.slabs_needed(counts)
         run = self.free.largest_run() if self.contiguous else None
         # Two groups of a contiguous pool ask for one run that holds both: sufficient, and simple.
@@ -82,12 +88,16 @@ class BlockPool:
 
     def room_for(self, counts: Sequence[int]) -> tuple[int, int]:
         """(slabs needed, slabs to be had) for `counts[g]` blocks of each group g, cached blocks given up."""
+        if self._plain:
+            return counts[0], self.free.count + self.cached[0]
         free, partial_free = self._without_cached() if any(self.cached) else (self.free.count, self._partial_free)
         return _slabs_beyond(counts, partial_free, self.blocks_per_slab), free
 
     @property
     def available_slabs(self) -> int:
         """Free slabs, and those that hold nothing but cached blocks."""
+        if self._plain:
+            return self.free.count + self.cached[0]
         return self._without_cached()[0] if any(self.cached) else self.free.count
 
     def _without_cached(self, *, at_once: bool = False) -> tuple[int, list[int]]:
@@ -211,7 +221,8 @@ class BlockPool:
             else:
                 self._give_one(group, slot // self.blocks_per_slab[group])
             return
-        self.draining[group] -= int(np.count_nonzero(columns.state[slots] == _DRAINING))
+        if self.draining[group]:
+            self.draining[group] -= int(np.count_nonzero(columns.state[slots] == _DRAINING))
         columns.move(slots, SlotState.EMPTY)
         per_slab = self.blocks_per_slab[group]
         if per_slab == 1:

@@ -15,14 +15,14 @@ reached only by comparing tokens, whatever the hash says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.memory.keys import KeySpace, packed, sha256, token_bytes
+from octavo.memory.keys import IDENTIFYING, KeySpace, packed, sha256, token_bytes
 from octavo.memory.layout import GroupLayout
 from octavo.memory.values import Int32
 
@@ -48,10 +48,12 @@ class Node:
     """On the device, by group; NO_SLOT where its state is not kept."""
     places: tuple[list[int], ...]
     """By tier, then group; the first is `slots`."""
-    children: dict[bytes, dict[bytes, Node]]
-    """By first token, then by key: whom to compare for a block shared in part."""
     children_in: tuple[list[int], ...]
     """By tier, then group: how many of its children are kept there."""
+    only: Node | None = None
+    """Its child, while it has never had two at once."""
+    children: dict[bytes, dict[bytes, Node]] | None = None
+    """Since it had two: by first token, then by key, whom to compare for a block shared in part."""
     kept: int = 0
     """Slots that it names, of any tier and group."""
     coming: int = 0
@@ -106,8 +108,10 @@ class PrefixDirectory:
         self._nodes: dict[bytes, Node] = {}
         self._at: tuple[tuple[dict[int, Node], ...], ...] = tuple(tuple({} for _ in groups) for _ in slots)
         self._numbers = 0
-        self.keys_identify = space.digest is sha256
+        self.keys_identify = space.digest in IDENTIFYING
         """Whether the key of a block is its identity too."""
+        self.plain = len(slots) == 1 and self.grows == (True,)
+        """One group, of which a block is of use only together with all before it, and one tier."""
         self.changes = 0
         """How often a slot of any tier was given to a node, or taken from one."""
         self.uses = 0
@@ -115,6 +119,9 @@ class PrefixDirectory:
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._nodes
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, roots included, in order of creation."""
@@ -208,9 +215,15 @@ class PrefixDirectory:
         if len(path) > whole:
             return path[whole], len(rest) // _TOKEN_BYTES
         parent = path[whole - 1] if whole else top
-        siblings = parent.children.get(rest[:_TOKEN_BYTES], {})
+        siblings: Iterable[Node] = ()
+        if parent.children is not None:
+            alike = parent.children.get(rest[:_TOKEN_BYTES])
+            # Thousands of prompts may begin with one token.
+            siblings = () if alike is None else islice(reversed(alike.values()), _SIBLINGS)
+        elif parent.only is not None:
+            siblings = (parent.only,)
         best, most = None, 0
-        for node in islice(reversed(siblings.values()), _SIBLINGS):  # thousands of prompts may begin with one token
+        for node in siblings:
             shared = _shared_tokens(node.said, rest)
             if shared > most:
                 best, most = node, shared
@@ -256,21 +269,75 @@ class PrefixDirectory:
             places, children_in = (*places, none.copy()), (*children_in, zero.copy())
         identity = self._identity(parent, key, said)
         index = -1 if parent is None else parent.index + 1
-        node = Node(self._numbers, parent, key, said, index, identity, none, places, {}, children_in)
+        node = Node(self._numbers, parent, key, said, index, identity, none, places, children_in)
         self._nodes[key] = node
         if parent is not None:
-            first = said[:_TOKEN_BYTES]
-            alike = parent.children.get(first)
-            if alike is None:
-                parent.children[first] = {key: node}
-            else:
-                alike[key] = node
+            _link(parent, node)
         return node
 
     def _identity(self, parent: Node | None, key: bytes, said: bytes) -> bytes:
         if self.keys_identify:
             return key
         return sha256(said if parent is None else packed(parent.identity, said))
+
+    def grow(self, tail: Node, keys: Sequence[bytes], said: bytes, slots: Sequence[int]) -> list[Node]:
+        """The nodes of blocks that follow each other after `tail`, none of them known so far, each with its slot on
+        the device: `child_that_says` and `place` of each in turn, in one group and one tier. Up to a key that is known.
+        """
+        nodes, at = self._nodes, self._at[0][0]
+        made: list[Node] = []
+        width, number, index, parent = _TOKEN_BYTES * self.space.block_tokens, self._numbers, tail.index, tail
+        plain, begin = self.keys_identify, 0
+        for key, slot in zip(keys, slots, strict=True):
+            if key in nodes:
+                break
+            number += 1
+            index += 1
+            text = said[begin : begin + width]
+            begin += width
+            identity = key if plain else self._identity(parent, key, text)
+            own = [slot]
+            node = Node(number, parent, key, text, index, identity, own, (own,), ([0],), None, None, 1)
+            if made:
+                parent.only = node
+                parent.children_in[0][0] = 1
+            else:
+                _link(parent, node)
+                parent.children_in[0][0] += 1
+            nodes[key] = at[slot] = parent = node
+            made.append(node)
+        if made:
+            self._numbers = number
+            self.changes += len(made)
+            self.keyed[0][slots[: len(made)]] = True
+        return made
+
+    def shrink(self, run: Sequence[Node]) -> list[int]:
+        """`displace` of each of these nodes in turn, each the only child of the next that is kept: in one group and
+        one tier. Returns their slots."""
+        nodes, at = self._nodes, self._at[0][0]
+        slots: list[int] = []
+        for node in run:
+            slot = node.slots[0]
+            del at[slot]
+            slots.append(slot)
+            node.slots[0] = NO_SLOT
+            node.kept = 0
+            parent = node.parent
+            if parent is not None:
+                parent.children_in[0][0] -= 1
+                if node.only is None and not node.children and not node.held:
+                    del nodes[node.key]
+                    if parent.children is None:
+                        parent.only = None
+                    else:
+                        _unlink(parent, node)
+        self.keyed[0][slots] = False
+        self.changes += len(run)
+        last = run[-1].parent
+        if last is not None and not last.kept:
+            self.forget_if_bare(last)
+        return slots
 
     def place(self, node: Node, group: int, slot: int, tier: int = 0) -> None:
         """`slot` holds the state of `node` in this group, which this tier keeps nowhere else."""
@@ -291,24 +358,48 @@ class PrefixDirectory:
         self.changes += 1
         if node.parent is not None:
             node.parent.children_in[tier][group] -= 1
-        if not node.kept and not node.held and not node.children:
+        if not node.kept and not node.held and node.only is None and not node.children:
             self.forget_if_bare(node)
         return node
 
     def forget_if_bare(self, node: Node) -> None:
         """Remove a node that names no slot, has none below it and is nobody's, and so on towards its root."""
         at: Node | None = node
-        while at is not None and not at.children and not at.held and not at.kept:
+        while at is not None and at.only is None and not at.children and not at.held and not at.kept:
             del self._nodes[at.key]
             parent = at.parent
             if parent is not None:
-                first = at.said[:_TOKEN_BYTES]
-                siblings = parent.children[first]
-                if len(siblings) == 1:
-                    del parent.children[first]
-                else:
-                    del siblings[at.key]
+                _unlink(parent, at)
             at = parent
+
+
+def _link(parent: Node, node: Node) -> None:
+    """One more child, the latest."""
+    if parent.children is None:
+        only = parent.only
+        if only is None:
+            parent.only = node
+            return
+        parent.only, parent.children = None, {only.said[:_TOKEN_BYTES]: {only.key: only}}
+    first = node.said[:_TOKEN_BYTES]
+    alike = parent.children.get(first)
+    if alike is None:
+        parent.children[first] = {node.key: node}
+    else:
+        alike[node.key] = node
+
+
+def _unlink(parent: Node, node: Node) -> None:
+    """A child is forgotten."""
+    if parent.children is None:
+        parent.only = None
+        return
+    first = node.said[:_TOKEN_BYTES]
+    siblings = parent.children[first]
+    if len(siblings) == 1:
+        del parent.children[first]
+    else:
+        del siblings[node.key]
 
 
 def _is_kept(node: Node, tiers: int) -> bool:

@@ -153,30 +153,39 @@ class Sharing:
         width, said = TOKEN_BYTES * self.directory.space.block_tokens, token_bytes(tokens)
         at = self._at[row]
         self.completed[row] += len(keys)
+        for _ in range(min(len(keys), len(at.announced))):
+            self._computed(at.announced.pop())
         if at.tail is None:
-            for _ in range(min(len(keys), len(at.announced))):
-                self._computed(at.announced.pop())
             return
-        begin = at.tail.index + 1
+        begin, done = at.tail.index + 1, 0
         held = [
             (group, int(table.firsts[row]), table.slots[row, begin : begin + len(keys)].tolist())
             for group, table in enumerate(tables)
             if self.pool.layout.groups[group].block_tokens
         ]
-        for i, key in enumerate(keys):
-            if at.announced:
-                self._computed(at.announced.pop())
+        while done < len(keys):
             tail = at.tail
-            child = self.directory.child_that_says(tail, key, said[i * width : (i + 1) * width])
+            if self.directory.plain and keys[done] not in self.directory:
+                made = self.shelf.grow(tail, keys[done:], said[done * width :], held[0][2][done:])
+                tail.held -= 1  # with a child it is not bare
+                at.tail = made[-1]
+                at.tail.held += 1
+                done += len(made)
+                if self.filled is not None:
+                    for node in made:
+                        self.filled(node, 0)
+                continue
+            child = self.directory.child_that_says(tail, keys[done], said[done * width : (done + 1) * width])
             if child is None:  # another text has this key: nothing after it can be found either
                 self._hold(at, None)
                 return
-            tail.held -= 1  # with a child it is not bare
+            tail.held -= 1
             child.held += 1
             at.tail = child
             for group, first, slots in held:
                 if first <= child.index:
-                    self._place(at, child, group, slots[i])
+                    self._place(at, child, group, slots[done])
+            done += 1
 
     def _place(self, at: _Standing, node: Node, group: int, slot: int) -> None:
         """The state of the row's tail, `node`, is in `slot`."""

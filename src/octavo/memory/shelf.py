@@ -101,6 +101,13 @@ class Shelf:
             if before != NO_SLOT:
                 self._withdraw(group, before)
 
+    def grow(self, tail: Node, keys: Sequence[bytes], said: bytes, slots: Sequence[int]) -> list[Node]:
+        """`place` of each block of a run that nobody knows, in one group and one tier (`PrefixDirectory.grow`)."""
+        made = self.directory.grow(tail, keys, said, slots)
+        if tail.slots[0] != NO_SLOT:
+            self._withdraw(0, tail.slots[0])
+        return made
+
     def _withdraw(self, group: int, slot: int) -> None:
         self.withheld.pop((group, slot), None)
         self.spared.pop((group, slot), None)
@@ -265,8 +272,11 @@ class Shelf:
             if refs[slot] or not keyed[slot]:
                 raise PolicyError(f"eviction {eviction.name!r} chose slot {slot}, which is not evictable")
             eviction.gone(block)
-            parent = directory.displace(0, slot, tier).parent
-            gone.append(slot)
+            if directory.plain:
+                parent = self._evict_run(directory.node_of(0, slot), missing - len(gone), gone)
+            else:
+                parent = directory.displace(0, slot, tier).parent
+                gone.append(slot)
             if parent is not None and not parent.children_in[tier][0]:
                 self._offer_again(parent, 0)
         if gone:
@@ -274,6 +284,29 @@ class Shelf:
             self.pool.count_cached(0, slots, -1)
             self.pool.give(0, slots)
             self.evicted_blocks += len(gone)
+
+    def _evict_run(self, leaf: Node, missing: int, gone: list[int]) -> Node | None:
+        """Give up a block that was chosen and, of those before it, as many as would be chosen right after it.
+
+        Adds their slots to `gone`; returns the block before them, which is to be offered if it is a leaf now.
+        """
+        columns = self.pool.slots[0]
+        refs, state = columns.refs, columns.state
+        run, idle, before = [leaf], [], leaf.parent
+        while before is not None and len(run) < missing:
+            slot = before.slots[0]
+            if slot == NO_SLOT or before.pins or before.children_in[0][0] != 1 or refs.item(slot):
+                break
+            if state.item(slot) != _READY:
+                break
+            run.append(before)
+            idle.append((slot, before.last_used, before.index))
+            before = before.parent
+        if idle:
+            del run[1 + self.eviction.go_next(0, idle) :]
+        before = run[-1].parent
+        gone.extend(self.directory.shrink(run))
+        return before
 
     def remove(self, group: int, slot: int) -> None:
         """A slot that nobody references is found no more; one that drains is EMPTY once its plan has completed."""

@@ -19,7 +19,7 @@ from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
 
 WEIGHED = 64
 """Nodes that stand for all."""
-ENTRY_BYTES = 100
+ENTRY_BYTES = 60
 """Of a dict, for each key that it holds: its entry, its part of the index, and what is kept free."""
 INT_BYTES = 32
 """Of an integer as an object."""
@@ -50,13 +50,17 @@ def _node_bytes(node: Node, parent: Node) -> float:
     """What it has for itself, and its part of what its parent finds it by; its children are weighed for themselves."""
     own = {id(part): part for part in _parts(node)}.values()
     placed = sum(slot != NO_SLOT for place in node.places for slot in place)
-    alike = parent.children[node.said[:TOKEN_BYTES]]
-    found_by = sys.getsizeof(parent.children) / len(parent.children) + sys.getsizeof(alike) / len(alike)
+    found_by = 0.0
+    if parent.children is not None:
+        first = node.said[:TOKEN_BYTES]
+        alike = parent.children[first]
+        found_by = sys.getsizeof(parent.children) / len(parent.children) + sys.getsizeof(alike) / len(alike)
+        found_by += sys.getsizeof(first) / len(alike)
     return sum(map(sys.getsizeof, own)) + found_by + ENTRY_BYTES + placed * (ENTRY_BYTES + INT_BYTES)
 
 
 def _parts(node: Node) -> Iterator[object]:
-    yield from (node, node.key, node.said, node.identity, node.said[:TOKEN_BYTES])
+    yield from (node, node.key, node.said, node.identity)
     yield from (node.places, *node.places, node.children_in, *node.children_in)
-    if not node.children:
+    if node.children is not None and not node.children:
         yield node.children

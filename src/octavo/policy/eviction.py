@@ -11,7 +11,7 @@ with a memory of their own (ghost lists) fit the same seam.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -50,6 +50,12 @@ class Eviction(Protocol):
         """The block has been given up."""
         ...
 
+    def go_next(self, group: int, blocks: Sequence[tuple[int, int, int]]) -> int:
+        """How many of these blocks (slot, last_used, index) would surely be chosen next, one after the other, if each
+        were offered once the one before it has gone. So many count as offered, chosen and gone: it spares the offers.
+        """
+        ...
+
 
 _STALE = 4
 """How many times as many entries as offers a heap may have, and some more: hits leave stale ones behind."""
@@ -62,11 +68,15 @@ class _Ranked:
         self._heaps: dict[int, list[tuple[float, int, int]]] = {}
         self._offered: dict[tuple[int, int], tuple[float, Evictable]] = {}
 
-    def rank(self, block: Evictable) -> float:
+    def rank(self, last_used: int, index: int) -> float:
+        """The lowest goes first."""
         raise TypeError(f"{type(self).__name__} has no rank")
 
+    def ages(self, rank: float) -> None:
+        """One of this rank is gone."""
+
     def offer(self, block: Evictable) -> None:
-        rank = self.rank(block)
+        rank = self.rank(block.last_used, block.index)
         group, slot = block.group, block.slot
         self._offered[group, slot] = (rank, block)
         heap = self._heaps.get(group)
@@ -90,7 +100,19 @@ class _Ranked:
         return None
 
     def gone(self, block: Evictable) -> None:
-        self.withdraw(block.group, block.slot)
+        found = self._offered.pop((block.group, block.slot), None)
+        if found is not None:
+            self.ages(found[0])
+
+    def go_next(self, group: int, blocks: Sequence[tuple[int, int, int]]) -> int:
+        self.choose(group)  # what is stale goes from the top of the heap
+        heap = self._heaps.get(group)
+        for many, (slot, last_used, index) in enumerate(blocks):
+            rank = self.rank(last_used, index)
+            if heap and (rank, -index, slot) > heap[0]:
+                return many
+            self.ages(rank)
+        return len(blocks)
 
     def _sweep(self, group: int) -> None:
         offered = (found for (of, _), found in self._offered.items() if of == group)
@@ -102,8 +124,18 @@ class _Ranked:
 class LeastRecentlyUsed(_Ranked):
     name = "lru"
 
-    def rank(self, block: Evictable) -> float:
-        return float(block.last_used)
+    def rank(self, last_used: int, index: int) -> float:
+        return float(last_used)
+
+    def go_next(self, group: int, blocks: Sequence[tuple[int, int, int]]) -> int:
+        self.choose(group)
+        heap = self._heaps.get(group)
+        if heap:
+            first = heap[0]
+            for many, (slot, last_used, index) in enumerate(blocks):
+                if (last_used, -index, slot) > first:
+                    return many
+        return len(blocks)
 
 
 class CheapestToRebuild(_Ranked):
@@ -116,14 +148,11 @@ class CheapestToRebuild(_Ranked):
         self._cost = cost
         self._age = 0.0
 
-    def rank(self, block: Evictable) -> float:
-        return self._age + self._cost(block.index)
+    def rank(self, last_used: int, index: int) -> float:
+        return self._age + self._cost(index)
 
-    def gone(self, block: Evictable) -> None:
-        found = self._offered.get((block.group, block.slot))
-        if found is not None:
-            self._age = max(self._age, found[0])
-        super().gone(block)
+    def ages(self, rank: float) -> None:
+        self._age = max(self._age, rank)
 
 
 EVICTIONS: dict[str, type[LeastRecentlyUsed | CheapestToRebuild]] = {

@@ -90,14 +90,14 @@ class EngineCore:
 
     def step(self, now: float) -> list[Event]:
         """Plan a step, run it, learn of the oldest one due. Returns what happened since the last call."""
-        timer = self.timer or _no_time
-        begun = timer()
+        timer = self.timer
+        begun = 0.0 if timer is None else timer()
         with self.guard:
             plan = self._plan(now)
         if plan is not None:
-            scheduled = timer()
+            scheduled = 0.0 if timer is None else timer()
             self.executor.submit(plan)
-            self._in_flight.append((plan, scheduled - begun, timer() - scheduled))
+            self._in_flight.append((plan, scheduled - begun, 0.0 if timer is None else timer() - scheduled))
         ended = None
         if self._in_flight and (plan is None or len(self._in_flight) > self.depth):
             ended = self._learn(timer)
@@ -162,15 +162,15 @@ class EngineCore:
         if self.mover is not None:
             self.mover.close()
 
-    def _learn(self, timer: Callable[[], float]) -> StepEnded:
+    def _learn(self, timer: Callable[[], float] | None) -> StepEnded:
         plan, schedule_s, execute_s = self._in_flight.popleft()
-        waited = timer()
+        waited = 0.0 if timer is None else timer()
         result = self.executor.collect()
-        collected = timer()
+        collected = 0.0 if timer is None else timer()
         with self.guard:
             self.scheduler.commit(plan, result, result.finished_s)
             evicted, below = self.scheduler.kept.evictions_untold(), self.scheduler.kept.evictions_below_untold()
-        if self.timer is None:
+        if timer is None:
             return StepEnded(
                 result.finished_s, plan.number, plan.planned_s, evicted_blocks=evicted, evicted_below=below
             )
@@ -179,7 +179,3 @@ class EngineCore:
         return StepEnded(
             result.finished_s, plan.number, plan.planned_s, schedule_s, execute_s, commit_s, evicted, below
         )
-
-
-def _no_time() -> float:
-    return 0.0

@@ -68,8 +68,10 @@ class RunningSet:
         return sequence
 
     def live_rows(self) -> Int64:
-        """Rows whose sequence has not ended, in order of admission."""
-        return self.order[~self.done[self.order]]
+        """Rows whose sequence has not ended, in order of admission. Nobody changes it."""
+        order = self.order
+        done = self.done[order]
+        return order[~done] if np.count_nonzero(done) else order
 
     def wanted(self, rows: Int64) -> Int64:
         """Positions that each row could compute now."""
@@ -166,7 +168,9 @@ class RunningSet:
         """`steps` further tokens of each row have become known, all of them the row's entry of `tokens`."""
         first = self.known[rows] - self.prompt[rows]
         self._widen_outputs(int(first.max(initial=-steps)) + steps)
-        self.outputs[rows[:, None], first[:, None] + np.arange(steps)] = tokens[:, None]
+        outputs = self.outputs
+        for row, begin, token in zip(rows.tolist(), first.tolist(), tokens.tolist(), strict=True):
+            outputs[row, begin : begin + steps] = token
         self.last_token[rows] = tokens
         self.known[rows] += steps
 

@@ -17,7 +17,7 @@ from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError
 from octavo.memory.cache import KVCache
 from octavo.memory.groups import served_groups
-from octavo.memory.keys import KeySpace
+from octavo.memory.keys import KeySpace, in_process
 from octavo.memory.layout import Layout, make_layout
 from octavo.memory.tiering import Below, tiered_cache
 from octavo.planner.asked import Asked
@@ -87,7 +87,7 @@ class Replica:
         """A fresh core with an executor of its own, and with `lower` tiers a mover."""
         chosen = policies or Policies()
         block = max(group.block_tokens for group in self.layout.groups)
-        keys = KeySpace(self.model, block) if chosen.reuse.shares else None
+        keys = KeySpace(self.model, block, in_process) if chosen.reuse.shares else None
         tiering = mover = None
         if lower is None:
             cache = KVCache(

@@ -13,7 +13,9 @@ Invariant: the clock never goes back, and never reads any other clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +37,8 @@ _MOST_STEPS = 1024
 """In one leap: so much is computed ahead at most."""
 _IDLE_STEPS = 4
 """Steps in a row that plan nothing although there is work: more are a fault."""
+_YOUNG = 100_000
+"""More objects than this have to be made, and kept, before cycles are looked for."""
 _MOST_WAITS = 10_000
 """Times in a row that the clock goes on to the word of a copy and nothing is planned then: more are a fault."""
 
@@ -86,6 +90,10 @@ class Simulation:
 
     def run(self, until_s: float | None = None) -> None:
         """Until nothing is left to do, or the clock has passed `until_s`."""
+        with _rarely_collected():
+            self._run(until_s)
+
+    def _run(self, until_s: float | None) -> None:
         idle = waits = 0
         while until_s is None or self.now_ns < until_s * NANOSECONDS:
             self._take_arrivals()
@@ -131,7 +139,7 @@ class Simulation:
                 planned = event
             elif isinstance(event, StepEnded):
                 ended = event
-            elif isinstance(event, _CHANGES):
+            elif type(event) in _CHANGES:
                 steady = False
         # A prompt chunk takes budget that is free again in the step after it.
         alike = planned is not None and planned.prefill_tokens == 0
@@ -190,3 +198,16 @@ class Simulation:
         for watcher in self.watchers:
             watcher.observe(happenings)
             watcher.at_rest(self.now_ns, self.core.scheduler)
+
+
+@contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """What comes and goes in a simulation is freed by counting; to look for cycles among all kept blocks, again and
+    again, costs a twentieth of it."""
+    before = gc.get_threshold()
+    if before[0]:  # 0: never
+        gc.set_threshold(max(before[0], _YOUNG), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

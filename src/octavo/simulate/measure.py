@@ -220,7 +220,7 @@ class Measured:
 
     def _tokens(self, step: StepTokens) -> None:
         ids = step.sequence_ids
-        self._widen(int(ids.max()))
+        self._widen(int(np.maximum.reduce(ids)))
         gaps = step.now - self._last_s[ids]
         self._last_s[ids] = step.now
         gaps = gaps[~np.isnan(gaps)]
@@ -229,18 +229,18 @@ class Measured:
 
     def _run(self, run: DecodeRun) -> None:
         ids, steps, sequences = run.sequence_ids, run.steps, len(run.rows)
-        took = np.diff(run.moments)
+        took = run.moments[1:] - run.moments[:-1]
         self.steps += steps
         self.decode_tokens += steps * sequences
         self.running_steps += steps * sequences
         self.bound_by[run.resource] += steps
-        busy = float(took.sum())
+        busy = float(np.add.reduce(took))
         self.busy_s += busy
         self._bound(run.resource, busy)
         used = self.slabs - run.free_slabs
-        self.used_slab_s += float((took * used).sum())
-        self.peak_slabs = max(self.peak_slabs, int(used.max()))
-        self._widen(int(ids.max()))
+        self.used_slab_s += float(took.dot(used))
+        self.peak_slabs = max(self.peak_slabs, int(np.maximum.reduce(used)))
+        self._widen(int(np.maximum.reduce(ids)))
         self._gaps.add(run.moments[1] - self._last_s[ids])
         self._gaps.add(took[1:], sequences)
         self._last_s[ids] = run.moments[-1]
