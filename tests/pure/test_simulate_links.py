@@ -18,6 +18,7 @@ from octavo.memory.keys import KeySpace
 from octavo.memory.tiering import Below, tiered_cache
 from octavo.memory.transfers import LANES, SIDES, Ended, Mover, Order, TimedOut
 from octavo.policy.bundle import Policies
+from octavo.policy.placement import WriteThrough
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Admitted, Arrived, Transferred
@@ -386,6 +387,17 @@ def test_copies_after_which_nothing_can_ever_be_computed_are_a_fault(monkeypatch
     monkeypatch.setattr(drive, "_MOST_WAITS", 0)
     with pytest.raises(InvariantViolation, match="1 steps plan nothing although there is work"):
         simulated(Links({"promote": TransferLaw(1e9, 5.0)}))
+
+
+def test_what_is_written_to_the_disk_after_the_last_has_ended_is_no_fault_however_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drive, "_MOST_WAITS", 2)
+    slow = TransferLaw(1e9, 3.0)
+    turns, kept = simulated(Links({"store": slow}), disk_slots=(60,), placement=WriteThrough())
+    ended = max(turns.ended_at.values())
+    late = [event for event in kept.events if isinstance(event, Transferred) and event.now * NANOSECONDS > ended]
+    assert len(late) > 2
 
 
 def test_who_arrives_while_others_wait_for_copies_is_planned_at_once() -> None:

@@ -40,7 +40,8 @@ _IDLE_STEPS = 4
 _YOUNG = 100_000
 """More objects than this have to be made, and kept, before cycles are looked for."""
 _MOST_WAITS = 10_000
-"""Times in a row that the clock goes on to the word of a copy and nothing is planned then: more are a fault."""
+"""Times in a row that the clock goes on to the word of a copy, a sequence waits, and nothing is planned then: more are
+a fault. When all have ended, a large host may have more than that to write to the disk."""
 
 
 class Source(Protocol):
@@ -110,7 +111,7 @@ class Simulation:
             if self._take_step():
                 idle = waits = 0
             elif self._await_copies():
-                idle, waits = 0, waits + 1
+                idle, waits = 0, waits + self.core.scheduler.has_work
             else:
                 idle += 1
             if idle > _IDLE_STEPS or waits > _MOST_WAITS:
