@@ -317,6 +317,10 @@ def test_an_unverified_device_is_said_to_be_so() -> None:
         ({"layers": 3}, "layers", "manual form"),
         ({"device": "h100"}, "device", "h100-sxm5-80gb, h100-pcie-80gb, h100-nvl-94gb"),
         ({"device": "h1oo"}, "device", "did you mean h100-sxm5-80gb"),
+        ({"quantization": "int2"}, "quantization", "one of int8, int4"),
+        ({"quantization": "int8", "engine": "vllm"}, "quantization", "not vllm"),
+        ({"quantization": "int8", "weights_bytes": "8GiB"}, "quantization", "one of both"),
+        ({"quantization": "int8", "device": "h100-sxm"}, "quantization", "on CPUs alone"),
     ],
 )
 def test_wrong_options_are_refused_with_the_remedy(options: dict[str, Any], field: str, says: str) -> None:
@@ -333,6 +337,29 @@ def test_a_type_that_a_kind_of_state_cannot_have_is_refused_whoever_charges() ->
             plan(DEEPSEEK_V3, kv_dtype="int4", engine=engine)
     with pytest.raises(ConfigError, match="only constant state"):
         plan(MAMBA_2_8B, kv_dtype="fp8")
+
+
+def test_rounded_weights_are_counted_with_their_scales_and_the_rest_as_it_is() -> None:
+    plain = plan(LLAMA_8B, memory="64GiB")
+    eight, four = (plan(LLAMA_8B, memory="64GiB", quantization=kind) for kind in ("int8", "int4"))
+    layers = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
+    head = 128256 * 4096
+    norms = 2 * (2 * 32 + 1) * 4096
+    # 8.5 bits a weight; 5 with what 0 stands for; the embedding in bf16, since the head is not tied to it
+    assert eight.weights.total_bytes == (layers + head) * 17 // 16 + 2 * head + norms
+    assert four.weights.total_bytes == layers * 5 // 8 + head * 17 // 16 + 2 * head + norms
+    assert eight.weights.total_parameters == plain.weights.total_parameters
+    assert "linear layers rounded to int4, the output head to int8" in " ".join(text(four).split())
+    assert four.budget is not None
+    assert eight.budget is not None
+    assert plain.budget is not None
+    freed = plain.weights.total_bytes - four.weights.total_bytes
+    assert four.budget.kv.predicted_bytes - plain.budget.kv.predicted_bytes == pytest.approx(freed, abs=4 * MIB)
+
+
+def test_a_checkpoint_that_is_quantised_itself_is_not_rounded_again() -> None:
+    with pytest.raises(ConfigError, match="quantised itself, by fp8"):
+        plan(LLAMA_8B | {"quantization_config": {"quant_method": "fp8"}}, memory="64GiB", quantization="int8")
 
 
 def test_vllms_names_mean_the_same() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.pure.planner_shapes import LLAMA_8B
 from tests.pure.worlds import one_group
 
 from octavo.cli.main import run as octavo
-from octavo.cost.step import LinearCost
+from octavo.cost.step import LinearCost, StepShape
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.planner.asked import Asked as Planned
 from octavo.policy.bundle import Policies
@@ -139,6 +140,16 @@ def test_intervals_hold_the_prediction_and_slower_steps_take_longer() -> None:
     assert low < done.figures["tpot_s"]["mean"] < high
     assert done.intervals.keys() >= {"ttft_s p50", "requests_per_s"}
     assert any("to" in line for line in lines(done.figures, done.intervals))
+
+
+def test_rounded_weights_take_a_simulated_step_less_time_by_the_bytes_that_it_reads() -> None:
+    def step(kind: str | None) -> float:
+        planned = Planned.of(device="epyc-9654", quantization=kind)
+        return replica_of(LLAMA_8B, planned).cost.step_seconds(StepShape.decode([100]))
+
+    plain, eight, four = step(None), step("int8"), step("int4")
+    assert 1.6 < plain / eight < 2
+    assert 1.4 < eight / four < 1.7
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,7 @@ def test_another_model_or_machine_is_refused_by_field_unless_asked_for(
         (["--device", "h100-sxm"], "device='h100-sxm'"),
         (["--block-size", "8"], "engine.block_size=8"),
         (["--kv-dtype", "bf16"], "model.kv_dtype='bf16'"),
+        (["--quantization", "int8"], "engine.quantization='int8'"),
         (["--tp", "2"], "tp=2"),
     ],
 )

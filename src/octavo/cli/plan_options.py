@@ -44,6 +44,7 @@ FLAGS = (
     _flag("kv_dtype", "<type>", "keys and values: auto, bf16, fp16, fp32, fp8, int8, int4, llama.cpp's q8_0",
           MODEL, "--kv-cache-dtype"),
     _flag("dtype", "<type>", "element type of the weights, where the checkpoint's own is not meant", MODEL),
+    _flag("quantization", "<type>", "weights of linear layers as octavo rounds them on a CPU: int8, or int4", MODEL),
     _flag("context", "<int>", "prompt and output; the model's own if not given", MODEL, "--max-model-len"),
     _flag("contexts", "<int,int>", "more lengths to show", MODEL),
     _flag("utilization", "<float>", "share of a device in use; what it covers depends on the engine  [default: 0.9]",

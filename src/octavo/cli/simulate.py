@@ -37,6 +37,9 @@ Seqs = Annotated[str | None, _text("sequences at once at most", DEVICE, "--max-n
 Batched = Annotated[str | None, _text("tokens in a step at most", DEVICE, "--max-num-batched-tokens", metavar="<int>")]
 KvBytes = Annotated[str | None, _text("KV cache of one device", DEVICE, "--kv-cache-memory-bytes", metavar="<bytes>")]
 KvDtype = Annotated[str | None, _text("keys and values: auto, bf16, fp8, ...", DEVICE, metavar="<type>")]
+Quantization = Annotated[
+    str | None, _text("linear layers as octavo rounds them on a CPU: int8, or int4", DEVICE, metavar="<type>")
+]
 Utilization = Annotated[str | None, _text("share of a device in use", DEVICE, metavar="<float>")]
 Weights = Annotated[str | None, _text("weights of one device, where known", DEVICE, metavar="<bytes>")]
 Price = Annotated[str | None, _text("dollars per device and hour", DEVICE, metavar="<dollars>")]
@@ -115,6 +118,7 @@ def simulate(  # noqa: PLR0913 - one for each flag
     max_num_batched_tokens: Batched = None,
     kv_cache_memory_bytes: KvBytes = None,
     kv_dtype: KvDtype = None,
+    quantization: Quantization = None,
     utilization: Utilization = None,
     weights_bytes: Weights = None,
     price: Price = None,
@@ -180,7 +184,8 @@ _USUAL = {name: parameter.default for name, parameter in signature(simulate).par
 
 
 _PLANNED = ("device", "tp", "context", "block_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes",
-            "kv_dtype", "utilization", "weights_bytes", "price", "layers", "kv_heads", "head_dim", "heads")  # fmt: skip
+            "kv_dtype", "quantization", "utilization", "weights_bytes", "price", "layers", "kv_heads", "head_dim",
+            "heads")  # fmt: skip
 
 
 def _run(given: dict[str, Any], asked_for: set[str]) -> None:

@@ -92,28 +92,55 @@ class Row:
         return not any(part in name for part in kept)
 
 
-def weights_from_config(config: Mapping[str, Any], *, dtype: Dtype | None = None) -> Weights:
-    """Weights by formula. `dtype` overrides the type of what is not quantised; else the config's own, else bf16."""
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of a model by formula, and the type of those that are not quantised."""
+
+    rows: tuple[Row, ...]
+    share: tuple[int, int]
+    """Experts that a token passes, of how many."""
+    basis: str
+    exact: bool
+    model_type: str
+    plain: Dtype
+
+    @property
+    def total(self) -> int:
+        return sum(row.elements * row.times for row in self.rows)
+
+    @property
+    def active(self) -> int:
+        routed = sum(row.elements * row.times for row in self.rows if row.routed)
+        return self.total - routed + -(-routed * self.share[0] // self.share[1])
+
+
+def parameters_of(config: Mapping[str, Any], dtype: Dtype | None = None) -> Parameters:
+    """`dtype` overrides the config's own type; without either it is bf16."""
     raw, model_type, architecture = language_model_of(config)
     plain = dtype or _plain_dtype(config, raw)
-    quantisation = quantisation_of(config)
     rows, share, basis, exact = _rows(config, raw, model_type, architecture)
-    total = sum(row.elements * row.times for row in rows)
-    routed = sum(row.elements * row.times for row in rows if row.routed)
+    return Parameters(tuple(rows), share, basis, exact, model_type, plain)
+
+
+def weights_from_config(config: Mapping[str, Any], *, dtype: Dtype | None = None) -> Weights:
+    """Weights by formula. `dtype` overrides the type of what is not quantised; else the config's own, else bf16."""
+    parameters = parameters_of(config, dtype)
+    plain, basis = parameters.plain, parameters.basis
+    quantisation = quantisation_of(config)
     bytes_by_type: dict[str, int] = {}
     replicated = 0
-    for row in rows:
+    for row in parameters.rows:
         for name, count, size in _bytes_of(row, plain, quantisation):
             bytes_by_type[name] = bytes_by_type.get(name, 0) + count * size
             if len(row.shape) < 2:
                 replicated += count * size
     packed = f", {quantisation.method} as its config says" if quantisation else ""
     return Weights(
-        total_parameters=total,
-        active_parameters=total - routed + -(-routed * share[0] // share[1]),
+        total_parameters=parameters.total,
+        active_parameters=parameters.active,
         total_bytes=sum(bytes_by_type.values()),
         basis=f"{basis}, in {plain}{packed}",
-        exact=exact,
+        exact=parameters.exact,
         replicated_bytes=replicated,
         by_type=tuple(sorted(bytes_by_type.items(), key=lambda item: (-item[1], item[0]))),
     )

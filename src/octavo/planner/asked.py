@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo.config import parse_bytes
 from octavo.errors import ConfigError
+from octavo.geometry.weights_rounded import BITS
 
 SYNONYMS: Mapping[str, str] = {
     "gpu_memory_utilization": "utilization",
@@ -71,6 +72,8 @@ class Asked:
     dp: int = 1
     dtype: str | None = None
     """Element type of the weights, where the checkpoint's own is not meant."""
+    quantization: str | None = None
+    """What octavo rounds linear layers to when it loads them on a CPU."""
     kv_dtype: str = "auto"
     context: int | None = None
     contexts: tuple[int, ...] = ()
@@ -143,6 +146,8 @@ class Asked:
         if self.devices is not None and self.devices != ranks:
             what = f"tp x pp x dp = {ranks}" if "dp" in self.given else f"a multiple of tp x pp = {self.tp * self.pp}"
             raise ConfigError("devices", self.devices, f"must be {what}: a replica takes {self.tp * self.pp} of them")
+        if self.quantization is not None:
+            self._agree_on_rounding(self.quantization)
         if self.mean is not None and self.max is not None and self.mean > self.max:
             raise ConfigError("mean", self.mean, f"must not be above max={self.max}")
         if (self.mean is None) != (self.max is None):
@@ -152,6 +157,15 @@ class Asked:
         longest = max(self.lengths, default=self.max or 0)
         if self.declared_max is not None and longest > self.declared_max:
             raise ConfigError("declared_max", self.declared_max, f"is below the longest sequence, {longest}")
+
+    def _agree_on_rounding(self, kind: str) -> None:
+        if kind not in BITS:
+            raise ConfigError("quantization", kind, f"must be one of {', '.join(BITS)}")
+        if self.engine != "octavo":
+            remedy = f"is how octavo loads weights, not {self.engine}; leave it out, or give --weights-bytes"
+            raise ConfigError("quantization", kind, remedy)
+        if self.weights_bytes is not None:
+            raise ConfigError("quantization", kind, "weights are given as --weights-bytes; leave one of both out")
 
 
 def _checked(name: str, value: Any) -> Any:

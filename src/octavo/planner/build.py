@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo.errors import ConfigError
 from octavo.geometry.dtypes import BF16
 from octavo.geometry.from_config import geometry_from_config
 from octavo.geometry.model import ModelGeometry
@@ -94,6 +95,9 @@ def ground_of(model: Model, asked: Asked) -> Ground:
     if asked.device is not None:
         rows = from_toml(asked.device_file) if asked.device_file else ()
         accelerator = device_named(asked.device, rows)
+        if asked.quantization is not None and accelerator.kind != "cpu":
+            remedy = f"weights are rounded on CPUs alone, and {accelerator.name} is none; leave it out"
+            raise ConfigError("quantization", asked.quantization, remedy)
     geometry = _geometry(
         source, asked, engine, computes_fp4=accelerator is not None and "fp4" in accelerator.flops_per_s
     )

@@ -23,6 +23,7 @@ from octavo.geometry.weights import (
     weights_from_config,
     weights_from_tensors,
 )
+from octavo.geometry.weights_rounded import rounded_weights
 from octavo.planner.asked import Asked
 from octavo.planner.engines import Engine, padded_experts
 from octavo.planner.source import Source, Tensor
@@ -40,6 +41,8 @@ def weights_of(source: Source, asked: Asked, engine: Engine, geometry: ModelGeom
         return _made(counted, asked.weights_bytes, total, "as given, per device")
     if counted is None:
         return _made(None, None, None, missing)
+    if asked.quantization is not None and counted is not None:
+        counted = _rounded(source, asked)
     padding, why = _padding(source, engine)
     if padding:
         counted = replace(counted, total_bytes=counted.total_bytes + padding)
@@ -48,6 +51,12 @@ def weights_of(source: Source, asked: Asked, engine: Engine, geometry: ModelGeom
     estimate = "" if counted.exact else "estimated: "
     basis = f"{estimate}{counted.basis}{why}{shared}"
     return _made(counted, device, counted.total_bytes, basis)
+
+
+def _rounded(source: Source, asked: Asked) -> Counted:
+    """As octavo rounds them when they are loaded."""
+    dtype = None if asked.dtype is None else dtype_named(asked.dtype, field="dtype")
+    return rounded_weights(source.config, asked.quantization or "", dtype=dtype)
 
 
 def _padding(source: Source, engine: Engine) -> tuple[int, str]:

@@ -113,7 +113,7 @@ def _geometry(config: Mapping[str, Any], calibration: Calibration, asked: Asked)
 
 def _require_own_options(calibration: Calibration, asked: Asked) -> None:
     """Options of the engine that change what a step costs must be those that were measured."""
-    given: dict[str, Any] = {"block_size": asked.block_size}
+    given: dict[str, Any] = {"block_size": asked.block_size, "quantization": asked.quantization}
     require_same("engine", calibration.engine, {name: value for name, value in given.items() if value is not None})
     if asked.kv_dtype != "auto":
         require_same("model", calibration.model, {"kv_dtype": str(dtype_named(asked.kv_dtype, field="kv_dtype"))})
