@@ -202,3 +202,29 @@ def test_a_load_under_way_at_a_reset_serves_its_own_sequence_alone() -> None:
     assert world.cached(world.serve(A)) == {}
     world.assert_right()
     world.assert_all_can_be_had()
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_large_load_is_read_in_parts_that_go_on_to_the_device_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    world = kept_below("disk", slabs=16)
+    monkeypatch.setattr("octavo.memory.loading.STAGED_BYTES", 2 * world.cache.layout.groups[0].block_bytes)
+    world.hold("load", "promote")
+    number = world.ask(A, 3)
+    world.step(2)
+    first, second = world.mover.under_way("load")
+    assert [first.blocks, second.blocks] == [2, 2]
+    world.mover._open[first.number].due = 0
+    world.step(2)
+    assert [order.route for order in world.mover.under_way()] == ["load", "promote"]
+    assert list(world.mover.under_way("promote")[0].sources) == list(first.targets)
+    world.mover.end("load", failing=[1] if failing else [])
+    world.step()
+    world.mover.failing = frozenset()
+    world.mover.end("promote")
+    world.hold()
+    world.finish()
+    world.assert_right()
+    assert bool(world.of(Restarted, number)) == failing
+    world.assert_all_can_be_had()

@@ -24,6 +24,9 @@ from octavo.memory.slots import SlotState
 from octavo.memory.tiers import DISK_TIER, HOST_TIER, DiskTier, HostTier
 from octavo.memory.transfers import Ended
 
+STAGED_BYTES = 32 << 20
+"""Of a group, read from the disk by one order: while the next is read, these go on to the device."""
+
 
 @dataclass(slots=True, eq=False)
 class Wanted:
@@ -152,11 +155,12 @@ class Loading:
         for group in range(len(self._cache.tables)):
             here = [one for one in wanted if one.group == group]
             self._promote(load, group, [one for one in here if one.disk == NO_SLOT])
-            self._stage(load, group, [one for one in here if one.disk != NO_SLOT])
+            staged = [one for one in here if one.disk != NO_SLOT]
+            at_once = max(1, STAGED_BYTES // self._cache.layout.groups[group].block_bytes)
+            for first in range(0, len(staged), at_once):
+                self._stage(load, group, staged[first : first + at_once])
 
     def _stage(self, load: _Load, group: int, parts: list[Wanted]) -> None:
-        if not parts:
-            return
         keys = tuple(one.node.identity for one in parts if one.node is not None)
         number = self._errands.ask(
             "load",
