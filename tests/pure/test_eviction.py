@@ -45,3 +45,33 @@ def test_sweeping_changes_no_order(seed: int, monkeypatch: pytest.MonkeyPatch) -
         answers.append(told)
     assert answers[0] == answers[1]
     assert any(victim is not None for victim in answers[0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_that_go_right_after_others_are_those_that_would_have_been_offered_and_chosen(seed: int) -> None:
+    """Chains of blocks, whole or in part, given up leaf by leaf: with and without asking who goes next."""
+    orders, told = [], 0
+    for asks in (False, True):
+        random, policy = Random(seed), eviction_named(list(EVICTIONS)[seed % len(EVICTIONS)])
+        chains: list[list[Evictable]] = []
+        gone: list[int] = []
+        for time in range(400):
+            many = random.randrange(1, 9)
+            chains.append([Evictable(0, 10 * time + i, last_used=time - (i > 5), index=i) for i in range(many)])
+            policy.offer(chains[-1][-1])
+            room = random.randrange(2 * many)
+            while room > 0 and (leaf := policy.choose(0)) is not None:
+                chain = next(chain for chain in chains if chain and chain[-1] is leaf)
+                policy.gone(chain.pop())
+                gone.append(leaf.slot)
+                room -= 1
+                before = [(block.slot, block.last_used, block.index) for block in reversed(chain)][:room]
+                more = policy.go_next(0, before) if asks else 0
+                told += more
+                room -= more
+                gone.extend(chain.pop().slot for _ in range(more))
+                if chain:
+                    policy.offer(chain[-1])
+        orders.append(gone)
+    assert orders[0] == orders[1]
+    assert told > (100 if seed % 2 == 0 else 0)  # where depth costs, others go first as a rule

@@ -16,7 +16,7 @@ from tests.pure.worlds import VOCAB, endings
 from octavo.errors import ConfigError
 from octavo.memory.cache import KVCache
 from octavo.memory.check import check, is_empty
-from octavo.memory.keys import Chain, KeySpace, sha256
+from octavo.memory.keys import Chain, KeySpace, in_process, sha256
 from octavo.policy.bundle import Policies
 from octavo.policy.eviction import EVICTIONS, eviction_named
 from octavo.policy.reuse import NoReuse, PrefixReuse
@@ -371,3 +371,28 @@ def test_random_worlds_answer_as_without_reuse(data: st.DataObject) -> None:
         got = world.tokens(number)
         assert got == (answer.tokens[: len(got)] if number in aborted else answer.tokens)
     assert is_empty(world.cache)
+
+
+@pytest.mark.parametrize(("digest", "eviction"), [(in_process, "lru"), (weak, "lru"), (sha256, "cheapest_to_rebuild")])
+def test_runs_of_blocks_are_made_and_given_up_as_blocks_are_one_by_one(digest: Any, eviction: str) -> None:
+    """In a pool that is too small: the same slots, nodes and evictions at every step, by run and by block."""
+    told, evicted = [], 0
+    for plain in (True, False):
+        world, random, seen = World(slabs=30, digest=digest, eviction=eviction), Random(7), []
+        sharing = world.cache.sharing
+        assert sharing is not None
+        assert sharing.directory.plain
+        sharing.directory.plain = plain
+        for number in range(30):
+            shared = text(40, random.randrange(3))[: random.randrange(1, 40)]
+            world.ask(shared + text(random.randrange(1, 30), 100 + number), random.randrange(1, 12))
+            for _ in range(random.randrange(8)):
+                world.events += world.core.step(world.time)
+                nodes = [(n.number, n.index, n.slots[0], n.last_used, n.held) for n in sharing.directory.nodes()]
+                seen.append((nodes, world.cache.pool.free.members().tolist()))
+        world.finish()
+        evicted = sharing.shelf.evicted_blocks
+        seen.append((sharing.directory.changes, evicted))
+        told.append(seen)
+    assert told[0] == told[1]
+    assert evicted > 50
