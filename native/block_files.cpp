@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -9,8 +10,10 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "digest.h"
@@ -28,6 +31,9 @@ constexpr int64_t kWorthHelp = 1 << 19;   // of a batch: below, waking somebody 
 constexpr int64_t kApart = 16;            // headers that are read for nothing, rather than call the system once more
 constexpr int64_t kAhead = 32 << 20;      // asked of the disk before they are waited for
 constexpr int64_t kAskedAtOnce = 16;      // blocks for which one thread asks, before another may go on
+constexpr int64_t kDirect = 48 << 10;     // lone blocks from here on pass by the system's pages, which come one by one
+constexpr long kCachestat = 451;          // of Linux, on all processors: older headers do not name it
+constexpr int kWaiting = 6;               // threads more while lone blocks come from the disk: it serves many at once
 
 bool same(const char* head, const char* expected, int64_t from, int64_t to) {
   return std::memcmp(head + from, expected + from, static_cast<size_t>(to - from)) == 0;
@@ -105,6 +111,12 @@ class Reading {
  public:
   Reading(const SlotFile& file, const int64_t* slots, const Blocks& blocks)
       : file_(file), slots_(slots), blocks_(blocks) {}
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+  ~Reading() {
+    for (std::thread& thread : waiting_) thread.join();
+    if (direct_ >= 0) close(direct_);
+  }
 
   // Shares of it, until it is all begun.
   void take_part() {
@@ -128,22 +140,22 @@ class Reading {
     desk.parts.assign(1, {desk.headers.data(), desk.headers.size()});
     mark(blocks_, first, last, kNot);
     if (waits_.load(std::memory_order_relaxed)) ask_ahead(first);
-    if (!fetch(desk.parts, file_.header(slots_[first]), first)) return;
+    if (!fetch(desk.parts, file_.header(slots_[first]), first, first)) return;
     for (int64_t begin = first, end; begin < last; begin = end) {
       for (end = begin + 1; end < last && slots_[end] == slots_[end - 1] + 1; end++) {
       }
       desk.parts.clear();
       desk.lay_out(blocks_, begin, end);
-      if (!fetch(desk.parts, file_.block(slots_[begin]), begin)) continue;
+      if (!fetch(desk.parts, file_.block(slots_[begin]), begin, end)) continue;
       for (int64_t i = begin; i < end; i++)
         if (proven(desk.headers.data() + (slots_[i] - slots_[first]) * kHeaderBytes, blocks_, i))
           blocks_.states[i] = kMoved;
     }
   }
 
-  // Without waiting for the disk as long as nothing has to be waited for.
-  bool fetch(const std::vector<iovec>& parts, int64_t at, int64_t first) {
-#if defined(RWF_NOWAIT)
+  // Without waiting for the disk as long as nothing has to be waited for. Blocks first..end; none of headers.
+  bool fetch(const std::vector<iovec>& parts, int64_t at, int64_t first, int64_t end) {
+#if defined(RWF_NOWAIT) && defined(O_DIRECT)
     if (!waits_.load(std::memory_order_relaxed)) {
       if (all_of(at_hand, file_.descriptor, parts.data(), parts.size(), at)) return true;
       if (errno != EOPNOTSUPP) {
@@ -151,29 +163,73 @@ class Reading {
         ask_ahead(first);
       }
     }
+    if (waits_.load(std::memory_order_relaxed) && end > first && alone(first, end)) {
+      call_more();
+      const int direct = direct_.load(std::memory_order_acquire);
+      if (direct >= 0 && passes_by() && !in_memory(at, end - first) &&
+          all_of(preadv, direct, parts.data(), parts.size(), at))
+        return true;
+    }
 #endif
     return all_of(preadv, file_.descriptor, parts.data(), parts.size(), at);
   }
 
-#if defined(RWF_NOWAIT)
+  // Of a long run the system reads ahead by itself, and in larger pieces.
+  bool alone(int64_t first, int64_t end) const { return end == first + 1 || (end - first) * file_.stride < kShareBytes; }
+
+  bool passes_by() const { return blocks_.bytes >= kDirect && blocks_.bytes == file_.stride; }
+
+#if defined(RWF_NOWAIT) && defined(O_DIRECT)
+  // Once: threads that wait for the disk like this one, and the file without the system's pages, if it can be had so.
+  void call_more() {
+    if (called_.exchange(true)) return;
+    if (passes_by()) {
+      const std::string name = "/proc/self/fd/" + std::to_string(file_.descriptor);
+      direct_.store(open(name.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC), std::memory_order_release);
+    }
+    try {
+      for (int i = 0; i < kWaiting; i++)
+        waiting_.emplace_back([this] {
+          try {
+            take_part();
+          } catch (...) {
+            // Memory ran out: what it had taken counts as not moved.
+          }
+        });
+    } catch (const std::exception&) {
+      // The system grants no more threads: fewer wait.
+    }
+  }
+
+  // Of a batch of which some is: that is not read again.
+  bool in_memory(int64_t at, int64_t blocks) const {
+    struct {
+      uint64_t at, bytes;
+    } range = {static_cast<uint64_t>(at), static_cast<uint64_t>(blocks * file_.stride)};
+    struct {
+      uint64_t cached, dirty, written, evicted, evicted_lately;
+    } pages = {};
+    return syscall(kCachestat, file_.descriptor, &range, &pages, 0u) == 0 &&
+           pages.cached * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) >= range.bytes;
+  }
+
   static ssize_t at_hand(int descriptor, const iovec* parts, int count, off_t at) {
     errno = 0;
     return preadv2(descriptor, parts, count, at, RWF_NOWAIT);
   }
 #endif
 
-  // What lies alone: of a long run the system reads ahead by itself, and in larger pieces.
   void ask_ahead(int64_t first) {
 #if defined(POSIX_FADV_WILLNEED)
+    if (passes_by()) return;  // the threads that wait are as many as it needs
     const int64_t until = std::min(blocks_.count, first + std::max<int64_t>(1, kAhead / file_.stride));
     for (int64_t from = asked_.load(std::memory_order_relaxed); from < until;) {
       const int64_t to = std::min(until, from + kAskedAtOnce);
       if (!asked_.compare_exchange_weak(from, to, std::memory_order_relaxed)) continue;
       for (int64_t begin = std::max(from, first), end; begin < to; begin = end) {
         end = stretch(file_, slots_, begin, to, 1);
-        const int64_t bytes = (end - begin) * file_.stride;
-        if (end == begin + 1 || bytes < kShareBytes)
-          posix_fadvise(file_.descriptor, file_.block(slots_[begin]), bytes, POSIX_FADV_WILLNEED);
+        if (alone(begin, end))
+          posix_fadvise(file_.descriptor, file_.block(slots_[begin]), (end - begin) * file_.stride, POSIX_FADV_WILLNEED);
       }
       from = to;
     }
@@ -184,7 +240,9 @@ class Reading {
   const int64_t* slots_;
   const Blocks& blocks_;
   std::atomic<int64_t> next_{0}, asked_{0};
-  std::atomic<bool> waits_{false};
+  std::atomic<bool> waits_{false}, called_{false};
+  std::atomic<int> direct_{-1};
+  std::vector<std::thread> waiting_;
 };
 
 // A batch that is being written: one thread writes, run by run, and others hash ahead of it.

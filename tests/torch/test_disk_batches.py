@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import mmap
 import os
 import random
 import sys
@@ -217,6 +218,33 @@ def test_threads_that_help_are_as_many_as_asked_and_end_with_the_store(tmp_path)
             assert disk.write(blocks) == [None] * 4
             assert helpers() == before + threads - 1
         assert helpers() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nothing makes this system forget a file")
+@pytest.mark.parametrize("size", [16 << 10, 64 << 10, 5000])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_what_is_in_no_memory_comes_from_the_disk_as_it_was_written_and_is_proven(tmp_path, size, aligned):
+    """Lone blocks and runs, in memory that a disk can write by itself and in memory that it cannot."""
+    slots, path, bad = 3 * SEGMENT_SLOTS, tmp_path / "slots", 96
+    memory = np.frombuffer(mmap.mmap(-1, slots * size + 4096), np.uint8)[0 if aligned else 7 :]
+    starts = np.arange(slots) * size
+    keys = [key(n) for n in range(slots)]
+    memory[:] = np.random.default_rng(size).integers(0, 255, len(memory), np.uint8)
+    written = memory.copy()
+    places = Places.of(size)
+    with closing(DiskSlots(path, MODEL, size, places.file_bytes(slots))) as disk:
+        assert disk.write(Batch(range(slots), keys, memory, starts, size)) == [None] * slots
+        flip(path, places.block(bad) + size - 1)
+        assert disk.flush() is None
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+        memory[:] = 0
+        some = [*range(0, slots, 3), *range(SEGMENT_SLOTS + 1, 2 * SEGMENT_SLOTS, 3), SEGMENT_SLOTS + 7]
+        found = disk.read(Batch(some, [keys[n] for n in some], memory, starts[some], size))
+        assert found == ["bad_checksum" if n == bad else None for n in some]
+        for n in some:
+            assert n == bad or bytes(memory[n * size : (n + 1) * size]) == bytes(written[n * size : (n + 1) * size])
 
 
 @kinds
