@@ -126,7 +126,7 @@ OCTAVO_INLINE void soften(float* scores, const Keys* scaled, float scale, const 
   for (int t = 0; t < end; t += W) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-      vf s = load(scores + r * kKeyTile + t), p = exp2(s - base[r]);
+      vf s = load(scores + r * kKeyTile + t), p = PAIRS ? exp2_short(s - base[r]) : exp2(s - base[r]);
       if (MASK) p = where(s == splat(kNone), vf{}, p);
       sums[r] += p;
       if (PAIRS) store_rounded(scores + r * kKeyTile + t / 2, p);
@@ -291,8 +291,8 @@ inline void attend_side(const Call& c, const Few& few, const int32_t* table, int
   }
   for (int n = 0; n < few.rows; n += W)
     for (int d = 0; d < side.words; d += W)
-      turn(side.q + n * side.words + d * W, W,
-           [&](int i) { return few.q + lesser(n + i, few.rows - 1) * few.q_width + d; });
+      transpose(side.q + n * side.words + d * W, W,
+           [&](int i) { return load(few.q + lesser(n + i, few.rows - 1) * few.q_width + d); });
   by_key_tiles(pages, table, head, low, high, [&](Keys& keys, int first, int count, const Keys* coming) {
     const Keys* scaled = quantised(pages.dtype) ? &keys : nullptr;
     if constexpr (WIDE) {
@@ -304,7 +304,7 @@ inline void attend_side(const Call& c, const Few& few, const int32_t* table, int
   });
   for (int n = 0; n < few.rows; n += W) {
     alignas(64) float turned[W * W];
-    turn(turned, W, [&](int i) { return side.total + i * kSide + n; });
+    transpose(turned, W, [&](int i) { return load(side.total + i * kSide + n); });
     std::memcpy(few.total + n * W, turned, sizeof(float) * W * lesser(W, few.rows - n));
   }
 }

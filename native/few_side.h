@@ -42,36 +42,6 @@ struct Side {
   }
 };
 
-// to[i][j] = from(j)[i] for W x W floats.
-template <class From>
-OCTAVO_INLINE void turn(float* to, int stride, From from) {
-  __m512 a[W], b[W];
-#pragma GCC unroll 16
-  for (int i = 0; i < W; i++) a[i] = (__m512)load(from(i));
-#pragma GCC unroll 16
-  for (int i = 0; i < W; i += 2) {
-    b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < W; i += 4) {  // a[i + c] holds column c of every part of four rows
-    a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
-    a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
-    a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-    a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; c++) {
-    const __m512 *x = a + c, *y = a + 8 + c;
-    __m512 low = _mm512_shuffle_f32x4(x[0], x[4], 0x44), high = _mm512_shuffle_f32x4(x[0], x[4], 0xee);
-    __m512 low2 = _mm512_shuffle_f32x4(y[0], y[4], 0x44), high2 = _mm512_shuffle_f32x4(y[0], y[4], 0xee);
-    store(to + c * stride, (vf)_mm512_shuffle_f32x4(low, low2, 0x88));
-    store(to + (4 + c) * stride, (vf)_mm512_shuffle_f32x4(low, low2, 0xdd));
-    store(to + (8 + c) * stride, (vf)_mm512_shuffle_f32x4(high, high2, 0x88));
-    store(to + (12 + c) * stride, (vf)_mm512_shuffle_f32x4(high, high2, 0xdd));
-  }
-}
-
 // Four bytes of a key, a float or a pair of bfloat16, times those of W rows.
 template <class E>
 OCTAVO_INLINE vf side_step(const char* key, vf row, vf sum) {
@@ -139,7 +109,7 @@ OCTAVO_INLINE void side_soften(const Side& s, int n, const Keys* scaled, float s
   store(decay + n, by);
   const auto weight = [&](int t, vf& sum) {
     const vf x = load(scores + t * kSide);
-    vf p = exp2(x - base);
+    vf p = PAIRS ? exp2_short(x - base) : exp2(x - base);
     if (MASK) p = where(x == splat(kNone), vf{}, p);
     sum += p;
     return p;

@@ -49,9 +49,8 @@ struct State {
   alignas(64) int32_t low[kRows], high[kRows];  // a row sees keys low .. high - 1
 };
 
-// Scores of keys first .. first + keys - 1 become weights, for one vector of rows; with PAIRS, which an even number of
-// keys has, those of two keys become two bfloat16 in one place, [key / 2][row].
-template <bool PAIRS, bool MASK, bool CAP>
+// Scores of keys first .. first + keys - 1 become weights, for one vector of rows.
+template <bool MASK, bool CAP>
 OCTAVO_INLINE void soften_lanes(float* scores, State& s, int n, int first, int keys, float cap) {
   const vi low = load(s.low + n * W), high = load(s.high + n * W);
   vf before = load(s.most + n * W), most = before;
@@ -66,19 +65,11 @@ OCTAVO_INLINE void soften_lanes(float* scores, State& s, int n, int first, int k
     if (CAP || MASK) store(scores + t * kRows + n * W, x);
   }
   vf base = where(most == splat(kNone), vf{}, most), sums = vf{};
-  const auto weight = [&](int t) {
+  for (int t = 0; t < keys; t++) {
     vf x = load(scores + t * kRows + n * W), p = exp2(x - base);
     if (MASK) p = where(x == splat(kNone), vf{}, p);
     sums += p;
-    return p;
-  };
-  if constexpr (PAIRS) {
-    for (int t = 0; t < keys; t += 2) {
-      vf even = weight(t), odd = weight(t + 1);
-      store(scores + t / 2 * kRows + n * W, pair(even, odd));
-    }
-  } else {
-    for (int t = 0; t < keys; t++) store(scores + t * kRows + n * W, weight(t));
+    store(scores + t * kRows + n * W, p);
   }
   vf decay = exp2(before - base);
   store(s.decay + n * W, decay);
@@ -86,14 +77,13 @@ OCTAVO_INLINE void soften_lanes(float* scores, State& s, int n, int first, int k
   store(s.most + n * W, most);
 }
 
-template <bool PAIRS>
 inline void soften_rows(float* scores, State& s, int vectors, int first, int keys, bool mask, float cap) {
   for (int n = 0; n < vectors; n++) {
     if (cap > 0) {
-      if (mask) soften_lanes<PAIRS, true, true>(scores, s, n, first, keys, cap * kLog2e);
-      else soften_lanes<PAIRS, false, true>(scores, s, n, first, keys, cap * kLog2e);
-    } else if (mask) soften_lanes<PAIRS, true, false>(scores, s, n, first, keys, 0);
-    else soften_lanes<PAIRS, false, false>(scores, s, n, first, keys, 0);
+      if (mask) soften_lanes<true, true>(scores, s, n, first, keys, cap * kLog2e);
+      else soften_lanes<false, true>(scores, s, n, first, keys, cap * kLog2e);
+    } else if (mask) soften_lanes<true, false>(scores, s, n, first, keys, 0);
+    else soften_lanes<false, false>(scores, s, n, first, keys, 0);
   }
 }
 
@@ -101,14 +91,15 @@ struct Many {
   int groups, width;
   float* q;       // [groups][k_dim][kRows]
   float* values;  // [groups * kRows][width]
-  float* scores;  // [kKeyTile + 8][kRows]
-  float* k;       // [kKeyTile][padded k_dim], where the pages are not float
+  float* scores;  // [tile + 8][kRows]
+  float* k;       // [tile][padded k_dim], where the pages are not float
   float* v;
   State* states;
 
+  static int tile(const Call& c) { return c.dots ? kPairTile : kKeyTile; }
   static size_t floats(const Call& c, int rows) {
     size_t groups = (rows + kRows - 1) / kRows, k = padded(c.pages->k_dim), v = padded(c.pages->v_dim);
-    return groups * kRows * (k + v) + (kKeyTile + 8) * (size_t)kRows + kKeyTile * (k + v) +
+    return groups * kRows * (k + v) + (tile(c) + 8) * (size_t)kRows + tile(c) * (k + v) +
            groups * sizeof(State) / sizeof(float) + 64;
   }
   Many(const Call& c, int rows, float* p) : groups((rows + kRows - 1) / kRows), width(padded(c.pages->v_dim)) {
@@ -116,20 +107,43 @@ struct Many {
     p += groups * sizeof(State) / sizeof(float);
     q = p, p += (size_t)groups * kRows * padded(c.pages->k_dim);
     values = p, p += (size_t)groups * kRows * width;
-    scores = p, p += (kKeyTile + 8) * kRows;
-    k = p, p += kKeyTile * padded(c.pages->k_dim);
+    scores = p, p += (tile(c) + 8) * kRows;
+    k = p, p += tile(c) * padded(c.pages->k_dim);
     v = p;
   }
 };
 
-inline void load_queries(const Call& c, const Item& it, int head, const Many& m) {
-  const int rows = it.count * c.group, dim = c.pages->k_dim;
-  alignas(64) float row[kMostDim + W];
-  for (int r = 0; r < m.groups * kRows; r++) {
-    float* q = m.q + (size_t)(r / kRows) * dim * kRows + r % kRows;
-    if (r < rows) widen_any(c.dtype, row, query_row(c, it, head, r), dim, query_scale(c));
-    for (int d = 0; d < dim; d++) q[d * kRows] = row[d];
+// Queries of an item turned: m.q is [group of rows][word][kRows], `words` of four bytes in a row, of which
+// word(row, first word, how many) gives one vector. Rows behind the last are like it.
+template <class F>
+inline void turn_queries(const Call& c, const Item& it, int head, const Many& m, int words, F word) {
+  const int last = it.count * c.group - 1;
+  for (int r = 0; r < m.groups * kRows; r += W) {
+    const char* rows[W];
+    for (int i = 0; i < W; i++) rows[i] = query_row(c, it, head, lesser(r + i, last));
+    float* q = m.q + (size_t)(r / kRows) * c.pages->k_dim * kRows + r % kRows;
+    int d = 0;
+    for (; d + W <= words; d += W) transpose(q + d * kRows, kRows, [&](int i) { return word(rows[i], d, W); });
+    if (d == words) continue;
+    alignas(64) float rest[W * W];
+    transpose(rest, W, [&](int i) { return word(rows[i], d, words - d); });
+    for (int i = 0; d + i < words; i++) store(q + (d + i) * kRows, load(rest + i * W));
   }
+}
+
+template <class E>
+inline void load_queries_as(const Call& c, const Item& it, int head, const Many& m) {
+  const vf scale = splat(query_scale(c));
+  turn_queries(c, it, head, m, c.pages->k_dim, [&](const char* row, int d, int n) {
+    const typename E::T* p = reinterpret_cast<const typename E::T*>(row) + d;
+    return (n == W ? E::load(p) : load_some<E>(p, n)) * scale;
+  });
+}
+
+inline void load_queries(const Call& c, const Item& it, int head, const Many& m) {
+  if (c.dtype == Dtype::f32) load_queries_as<F32>(c, it, head, m);
+  else if (c.dtype == Dtype::bf16) load_queries_as<BF16>(c, it, head, m);
+  else load_queries_as<F16>(c, it, head, m);
 }
 
 // Rows that have seen nothing yet; those behind the last see what it sees.
@@ -154,15 +168,16 @@ inline void deliver_rows(const Call& c, const Item& it, int head, const Many& m)
   });
 }
 
-// The tile after this one, asked for two keys at a time in the course of this one.
+// The tile after this one, asked for some keys at a time in the course of this one.
 struct Ahead {
   const Keys* keys;  // null: there is none
+  int tile;
   int k_bytes, v_bytes;
   int next = 0;
 
   void ask() {
-    if (!keys || next >= kKeyTile) return;
-    for (int end = next + 2; next < end; next++) {
+    if (!keys || next >= tile) return;
+    for (int end = next + tile / 16; next < end; next++) {
       prefetch(keys->k[next], k_bytes);
       prefetch(keys->v[next], v_bytes);
     }
@@ -170,16 +185,16 @@ struct Ahead {
 };
 
 // step(keys of a tile, first key, how many, the next tile) for all tiles of an item.
-template <class F>
+template <int TILE, class F>
 OCTAVO_INLINE void by_tiles(const Pages& pages, const Item& it, int head, F step) {
   Keys tiles[2];
   const int size = static_cast<int>(size_of(pages.dtype));
-  int count = lesser(kKeyTile, it.key_hi - it.key_lo), turn = 0;
-  tiles[0].find(pages, it.table, head, it.key_lo, count);
+  int count = lesser(TILE, it.key_hi - it.key_lo), turn = 0;
+  tiles[0].find(pages, it.table, head, it.key_lo, count, TILE);
   for (int first = it.key_lo; first < it.key_hi; turn ^= 1) {
-    const int next = first + count, coming = lesser(kKeyTile, it.key_hi - next);
-    if (coming > 0) tiles[turn ^ 1].find(pages, it.table, head, next, coming);
-    Ahead ahead{coming > 0 ? &tiles[turn ^ 1] : nullptr, pages.k_dim * size, pages.v_dim * size};
+    const int next = first + count, coming = lesser(TILE, it.key_hi - next);
+    if (coming > 0) tiles[turn ^ 1].find(pages, it.table, head, next, coming, TILE);
+    Ahead ahead{coming > 0 ? &tiles[turn ^ 1] : nullptr, TILE, pages.k_dim * size, pages.v_dim * size};
     step(tiles[turn], first, count, ahead);
     first = next;
     count = coming;
@@ -193,7 +208,7 @@ inline void attend_many(const Call& c, const Item& it, int head, float* scratch)
   const Many m(c, rows, scratch);
   load_queries(c, it, head, m);
   begin_rows(c, it, m);
-  by_tiles(pages, it, head, [&](Keys& keys, int first, int count, Ahead& ahead) {
+  by_tiles<kKeyTile>(pages, it, head, [&](Keys& keys, int first, int count, Ahead& ahead) {
     if (c.pages->dtype != Dtype::f32) widen_tile<E>(pages, keys, count, m.k, m.v, true);
     for (int g = 0; g < m.groups; g++) {
       State& s = m.states[g];
@@ -203,7 +218,7 @@ inline void attend_many(const Call& c, const Item& it, int head, float* scratch)
       const int vectors = lesser(kVectors, (rows - g * kRows + W - 1) / W);
       const bool mask = s.low[kRows - 1] > first + a || s.high[0] < first + b;
       score_rows(m.scores, m.q + (size_t)g * pages.k_dim * kRows, keys.k + a, pages.k_dim, b - a, vectors);
-      soften_rows<false>(m.scores, s, vectors, first + a, b - a, mask, c.softcap);
+      soften_rows(m.scores, s, vectors, first + a, b - a, mask, c.softcap);
       for (int r = 0; r < vectors * W; r += 4) {
         ahead.ask();
         weigh_all<F32, 4, 1, kRows>(m.values + (size_t)(g * kRows + r) * m.width, pages.v_dim, s.decay + r,

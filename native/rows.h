@@ -18,12 +18,12 @@ OCTAVO_INLINE int padded(int n) { return (n + W - 1) / W * W; }
 // The addresses of keys `first .. first + n - 1` of one head, and of their values. The last key is repeated, so that
 // a kernel that takes several at once, or asks ahead for a whole tile, reads nothing that is not the sequence's own.
 struct Keys {
-  const char* k[kKeyTile + 8];
-  const char* v[kKeyTile + 8];
+  const char* k[kPairTile + 8];
+  const char* v[kPairTile + 8];
   alignas(64) float k_scale[kKeyTile + 8];  // of quantised pages alone
   alignas(64) float v_scale[kKeyTile + 8];
 
-  void find(const Pages& pages, const int32_t* table, int head, int first, int n) {
+  void find(const Pages& pages, const int32_t* table, int head, int first, int n, int tile = kKeyTile) {
     int t = 0;
     while (t < n) {
       int block = (first + t) / pages.block_tokens, inside = (first + t) % pages.block_tokens;
@@ -45,10 +45,10 @@ struct Keys {
         value += pages.v_token_bytes;
       }
     }
-    for (; t < kKeyTile + 8; t++) {
+    for (; t < tile + 8; t++) {
       k[t] = k[n - 1];
       v[t] = v[n - 1];
-      k_scale[t] = v_scale[t] = 0;
+      if (pages.k_scales) k_scale[t] = v_scale[t] = 0;
     }
   }
 };
@@ -104,6 +104,43 @@ inline void narrow_any(Dtype dtype, char* to, const float* from, int n, float sc
 
 // What a query is multiplied with, so that its product with a key is the exponent of two, or the argument of tanh.
 inline float query_scale(const Call& c) { return c.softcap > 0 ? c.scale / c.softcap : c.scale * kLog2e; }
+
+// to[i][j] = from(j)[i] for W vectors.
+template <class From>
+OCTAVO_INLINE void transpose(float* to, int stride, From from) {
+#if defined(OCTAVO_AVX512)
+  __m512 a[W], b[W];
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i++) a[i] = (__m512)from(i);
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i += 2) {
+    b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i += 4) {  // a[i + c] holds column c of every part of four rows
+    a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
+    a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
+    a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+    a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {
+    const __m512 *x = a + c, *y = a + 8 + c;
+    __m512 low = _mm512_shuffle_f32x4(x[0], x[4], 0x44), high = _mm512_shuffle_f32x4(x[0], x[4], 0xee);
+    __m512 low2 = _mm512_shuffle_f32x4(y[0], y[4], 0x44), high2 = _mm512_shuffle_f32x4(y[0], y[4], 0xee);
+    store(to + c * stride, (vf)_mm512_shuffle_f32x4(low, low2, 0x88));
+    store(to + (4 + c) * stride, (vf)_mm512_shuffle_f32x4(low, low2, 0xdd));
+    store(to + (8 + c) * stride, (vf)_mm512_shuffle_f32x4(high, high2, 0x88));
+    store(to + (12 + c) * stride, (vf)_mm512_shuffle_f32x4(high, high2, 0xdd));
+  }
+#else
+  for (int j = 0; j < W; j++) {
+    const vf row = from(j);
+    for (int i = 0; i < W; i++) to[i * stride + j] = row[i];
+  }
+#endif
+}
 
 inline const char* query_row(const Call& c, const Item& it, int head, int row) {
   int64_t token = it.first + row / c.group, h = (int64_t)head * c.group + row % c.group;

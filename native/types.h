@@ -15,6 +15,7 @@ constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : quanti
 
 constexpr int kMostDim = 1024;     // of a key or a value
 constexpr int kKeyTile = 64;      // keys that are scored together
+constexpr int kPairTile = 128;    // and where many rows meet keys and values of bfloat16 as pairs
 constexpr int kFewRows = 8;       // query rows (positions x heads of a group) up to which keys are read in place
 constexpr int kTogetherRows = 48; // such rows of several chunks that may read the keys of a shared block together
 constexpr int kTileRows = 192;    // query rows of a tile of a longer chunk, at least one position
