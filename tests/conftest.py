@@ -27,6 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # No test may fetch anything.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What is checked when a model is loaded is checked each time.
+os.environ.setdefault("OCTAVO_VERDICTS", "off")
 
 settings.register_profile(
     "octavo", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -10,27 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.config import Config
-from octavo.deciding import decide, served_geometry
+from octavo.deciding import decide
 from octavo.deployment import Deployment
+from octavo.engine.checked import checked_model
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
 from octavo.errors import ConfigError
 from octavo.geometry.dtypes import dtype_named
 from octavo.geometry.model import ModelGeometry
 from octavo.kernels.choose import choose_attention
-from octavo.kernels.choose_linear import choose_linear
-from octavo.kernels.cpu import NativeAttention
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.latent import LatentAttention
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import KeySpace
 from octavo.memory.tiering import Below, tiered_cache
-from octavo.models.fused import fuse
-from octavo.models.linear import Packing, round_packed, usual_shape
-from octavo.models.load import LoadedModel, Progress, held_bytes, load_checkpoint
-from octavo.models.observe import require_geometry
+from octavo.models.fused import KnownDiffers
+from octavo.models.load import LoadedModel, Progress, load_checkpoint
 from octavo.models.rope import fix_rope
-from octavo.models.verify import require_served
 from octavo.models.weights_digest import weights_digest
 from octavo.policy.bundle import Policies
 from octavo.policy.eviction import eviction_named
@@ -52,15 +48,28 @@ NO_CONTEXT = 2**40
 
 
 def build_engine(
-    config: Config, progress: Progress | None = None, embedded_whole: Callable[[], bool] | None = None
+    config: Config,
+    progress: Progress | None = None,
+    embedded_whole: Callable[[], bool] | None = None,
+    *,
+    keeps_verdicts: bool = False,
 ) -> Engine:
     """Load the model and build the engine around it. Raises `ConfigError` or `ModelError`.
 
-    `embedded_whole`: see `load_checkpoint`.
+    `embedded_whole`: see `load_checkpoint`. `keeps_verdicts`: see `checked_model`.
     """
     device = resolve_device(config.engine.device)
+    try:
+        return engine_for(config, _loaded(config, device, progress, embedded_whole), device, keeps=keeps_verdicts)
+    except KnownDiffers:  # the verdict is forgotten, and the weights may be packed by now: all again
+        return engine_for(config, _loaded(config, device, progress, None), device)
+
+
+def _loaded(
+    config: Config, device: Device, progress: Progress | None, embedded_whole: Callable[[], bool] | None
+) -> LoadedModel:
     asked = config.model
-    loaded = load_checkpoint(
+    return load_checkpoint(
         asked.model,
         revision=asked.revision,
         dtype=asked.dtype,
@@ -71,38 +80,23 @@ def build_engine(
         progress=progress,
         embedded_whole=embedded_whole,
     )
-    return engine_for(config, loaded, device)
 
 
-def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
-    """An engine around a model that is loaded already."""
+def engine_for(config: Config, loaded: LoadedModel, device: Device, *, keeps: bool = False) -> Engine:
+    """An engine around a model that is loaded already. `keeps`: see `checked_model`."""
     threads, why_threads = settle_threads(config.engine.threads, config.engine.pin, device)
     backend, why_backend = choose_attention(config.engine.attention_backend, device)
-    linear, why_linear = choose_linear(config.engine.linear_backend, usual_shape(loaded.model), loaded.dtype, device)
-    packing = Packing() if linear == "native" else None
-    # Kernels of their own: scratch memory of the trial must not count as the engine's.
-    served = require_served(loaded.model, choose_attention(config.engine.attention_backend, device)[0], packing)
-    weights_dtype = dtype_named(str(loaded.dtype))
-    geometry = served_geometry(config, loaded.config_json, weights_dtype)
-    require_geometry(loaded.model, geometry.layers)
-    fused = None
-    if packing is not None and config.engine.fuse == "auto" and isinstance(backend, NativeAttention):
-        fused = fuse(loaded.model, backend, loaded.max_model_len or 4096)
-    if packing is not None:
-        linear, why_linear = packing.serve(loaded.model, why_linear)
-    if config.model.quantization is not None:
-        linear, why_linear = round_packed(loaded.model, linear, why_linear, config.model.quantization)
-    if packing is not None:
-        loaded = replace(loaded, weights_bytes=held_bytes(loaded.model))
+    checked = checked_model(config, loaded, device, backend, keeps=keeps)
+    loaded, geometry, fused = checked.loaded, checked.geometry, checked.fused
     facts = device_facts(
         device,
         weights_bytes=loaded.weights_bytes,
-        weights_dtype=weights_dtype,
+        weights_dtype=dtype_named(str(loaded.dtype)),
         block_order=backend.block_order,
     )
     name, why = _kernels(config, geometry, backend.name, why_backend)
     facts = replace(facts, attention_backend=name, attention_reason=why)
-    facts = replace(facts, linear_backend=linear, linear_reason=why_linear)
+    facts = replace(facts, linear_backend=checked.linear, linear_reason=checked.why_linear)
     facts = replace(facts, threads=threads, threads_reason=why_threads)
     deployment = decide(config, geometry, facts)
     notes = fix_rope(loaded.model, deployment.max_model_len)
@@ -118,7 +112,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device) -> Engine:
         sanitize_control_tokens=config.model.sanitize_control_tokens,
     )
     engine = Engine(core, intake, deployment)
-    engine.notes = (*loaded.notes, served, *notes, *(() if fused is None else (str(fused),)))
+    engine.notes = (*loaded.notes, checked.served, *notes, *(() if fused is None else (str(fused),)))
     if config.engine.pin:
         engine.notes = (*engine.notes, f"{threads} threads are {pin_threads()}")
     engine.model_name = loaded.name

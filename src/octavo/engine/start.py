@@ -52,7 +52,7 @@ def start_engine(
 
             with imports_set_aside():
                 whole = None if early.whole is None else early.whole.result
-                build = functools.partial(build_engine, config, progress, whole)
+                build = functools.partial(build_engine, config, progress, whole, keeps_verdicts=True)
                 if host is None:
                     return build()
                 built = host.begin(build)

@@ -35,6 +35,13 @@ MOST_TRIED = 16384
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of what a layer adds to its rows, the share that may differ; rounding gives about a tenth of it."""
 
+_ALL_LAYERS = 10
+"""Times that share may logits differ after all layers: a mistake is off by the whole."""
+
+
+class KnownDiffers(Exception):
+    """A model is not what is known of it. Its weights may be packed by now: load it again."""
+
 
 @dataclass(slots=True, eq=False)
 class Fusion:
@@ -72,12 +79,21 @@ def _span(layers: Sequence[int]) -> str:
     return f"layers {layers[0]} to {layers[-1]}" if len(layers) > 3 else f"layers {', '.join(map(str, layers))}"
 
 
-def fuse(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) -> Fusion:
-    """Put programs in the place of the layers that are recognised. The model keeps them under `FUSED`."""
+def fuse(
+    model: PreTrainedModel,
+    backend: NativeAttention,
+    max_model_len: int,
+    known: Sequence[Wiring] | None = None,
+) -> Fusion:
+    """Put programs in the place of the layers that are recognised. The model keeps them under `FUSED`.
+
+    `known`: the wiring of each layer, where the same model has been tried before by the same code. Layers are not
+    tried again then, but the whole is, over one step. Raises `KnownDiffers` where that does not hold.
+    """
     if getattr(model, FUSED, None) is not None:
         raise ModelError("model", type(model).__name__, "its layers have been fused before")
     try:
-        watched = watch(model, backend, max_model_len)
+        watched = watch(model, backend, max_model_len, steps=2 if known is None else 1)
     except Exception as error:  # noqa: BLE001 - models raise what they like when something is not as they expect
         return Fusion(why=f"they could not be watched ({type(error).__name__}: {error})"[:200])
     fusion = Fusion(count=len(watched.layers))
@@ -85,10 +101,13 @@ def fuse(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) -
         fusion.why = "no single list of decoder layers was found"
         return fusion
     tables = _Tables(watched)
+    if known is not None and len(known) != len(watched.layers):
+        raise KnownDiffers(f"{len(watched.layers)} layers are not {len(known)}")
     likely: Wiring | None = None
     for number, seen in enumerate(watched.layers):
         try:
-            made = _fused(seen, watched, backend, tables, likely)
+            likely = likely if known is None else known[number]
+            made = _fused(seen, watched, backend, tables, likely, tried=known is not None)
         except NotRecognised as why:
             fusion.reasons[number] = str(why)
             continue
@@ -100,9 +119,11 @@ def fuse(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) -
         setattr(model, FUSED, fusion)
     if len(fusion.layers) == fusion.count:
         try:
-            fusion.stack = _stack(model, fusion.layers, watched, backend, tables)
+            fusion.stack = (_stack if known is None else _known_stack)(model, fusion.layers, watched, backend, tables)
         except NotRecognised as why:
             fusion.outside = str(why)
+    if known is not None and fusion.stack is None:
+        raise KnownDiffers(str(fusion))
     return fusion
 
 
@@ -141,6 +162,40 @@ def _stack(
     return stack
 
 
+def _known_stack(
+    model: PreTrainedModel,
+    layers: dict[int, FusedLayer],
+    watched: Watched,
+    backend: NativeAttention,
+    tables: _Tables,
+) -> Stack:
+    """What surrounds layers of known wirings, the whole compared with what Transformers gave for the first step."""
+    stack = read_stack(model, watched, tables.cosines())
+    programs = LayerPrograms(layers, backend, watched.pages, {layer.kv_layer: 0 for layer in layers.values()}, stack)
+    step, positions = watched.steps[0], watched.positions[0]
+    ends = torch.from_numpy(step.offsets[1:] - 1)
+    with torch.inference_mode():
+        found = programs.logits(watched.token_ids[0], positions, ends, (step,))
+    apart = difference([found], [watched.logits[0].reshape(positions.shape[1], -1)[ends]])
+    stored = max(_stored_apart(watched, layer.kv_layer) for layer in layers.values())
+    for table in stack.tables.values():
+        table.forget()
+    if not max(apart, stored) <= _ALL_LAYERS * _TOLERANCE[layers[0].dtype]:
+        raise KnownDiffers(f"its logits differ by {apart:.1g} from Transformers' own, what is stored by {stored:.1g}")
+    return stack
+
+
+def _stored_apart(watched: Watched, layer: int) -> float:
+    """How far the keys and values in a layer's pages are from those that were seen, as a share of each vector."""
+    worst = 0.0
+    pages = watched.pages[layer]
+    for found, right in zip((pages.k, pages.v), watched.stored[layer], strict=True):
+        apart = torch.linalg.vector_norm(found.float() - right.float(), dim=-1)
+        share = float((apart / torch.linalg.vector_norm(right.float(), dim=-1).clamp_min(1e-6)).amax())
+        worst = max(worst, share) if math.isfinite(share) else float("inf")
+    return worst
+
+
 class _Tables:
     """Which layers are given the same cosines and sines."""
 
@@ -163,9 +218,18 @@ class _Tables:
 
 
 def _fused(
-    seen: LayerSeen, watched: Watched, backend: NativeAttention, tables: _Tables, likely: Wiring | None
+    seen: LayerSeen,
+    watched: Watched,
+    backend: NativeAttention,
+    tables: _Tables,
+    likely: Wiring | None,
+    *,
+    tried: bool = False,
 ) -> FusedLayer:
-    """The layer in the first wiring that agrees. Raises `NotRecognised` where there is none."""
+    """The layer in the first wiring that agrees, or in the likely one where it has been `tried` before.
+
+    Raises `NotRecognised` where there is none.
+    """
     steps = len(watched.steps)
     if not seen.plain or len(seen.inputs) != steps or seen.module._forward_hooks or seen.module._forward_pre_hooks:
         raise NotRecognised("it is not called with rows and gives rows")
@@ -187,6 +251,8 @@ def _fused(
         packed = pack(parts)
     except ConfigError as why:
         raise NotRecognised(f"its matrices cannot be packed: {why}") from why
+    if tried and wirings[0] == likely:
+        return _layer(seen, parts, packed, wirings[0], tables)
     apart: list[float] = []
     for wiring in wirings:
         made = _layer(seen, parts, packed, wiring, tables)
@@ -228,12 +294,7 @@ def _difference(made: FusedLayer, seen: LayerSeen, watched: Watched, backend: Na
         apart = torch.linalg.vector_norm(out - right.float(), dim=-1)
         share = float(((apart - noise).clamp_min(0) / added.clamp_min(1e-30)).amax())
         worst = max(worst, share) if math.isfinite(share) else float("inf")
-    pages = watched.pages[made.kv_layer]
-    for found, right in zip((pages.k, pages.v), watched.stored[made.kv_layer], strict=True):
-        apart = torch.linalg.vector_norm(found.float() - right.float(), dim=-1)
-        share = float((apart / torch.linalg.vector_norm(right.float(), dim=-1).clamp_min(1e-6)).amax())
-        worst = max(worst, share) if math.isfinite(share) else float("inf")
-    return worst
+    return max(worst, _stored_apart(watched, made.kv_layer))
 
 
 def _forward(number: int) -> Any:

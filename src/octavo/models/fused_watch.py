@@ -161,13 +161,13 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList | None:
     return found[0] if len(found) == 1 else None
 
 
-def watch(model: PreTrainedModel, backend: NativeAttention, max_model_len: int) -> Watched:
-    """Run the two steps. Raises whatever the model raises."""
+def watch(model: PreTrainedModel, backend: NativeAttention, max_model_len: int, steps: int = 2) -> Watched:
+    """Run the two steps, or the first alone. Raises whatever the model raises."""
     layers = decoder_layers(model)
     seen = [LayerSeen(layer) for layer in layers or ()]
     recorder = _Recorder(backend)
     bridge = Bridge(model)
-    watched = Watched(seen, [_step(chunks) for chunks in _CHUNKS], {}, [], [], [], [])
+    watched = Watched(seen, [_step(chunks) for chunks in _CHUNKS[:steps]], {}, [], [], [], [])
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     random = np.random.default_rng(11)
     with torch.inference_mode(), _listening(seen, recorder), _rope_kept(model, watched.rotary):
