@@ -140,7 +140,7 @@ class World:
             self._place(pages, blocks, where % self.shape.block, x[where].to(pages.dtype))
             return x.to(pages.dtype)
         values, by = quantise(x, pages.dtype)
-        self._place(pages.view(torch.uint8), blocks, where % self.shape.block, values[where].view(torch.uint8))
+        self._place(pages.view(torch.uint8), blocks, where % self.shape.block, values.view(torch.uint8)[where])
         self._place(scales, blocks, where % self.shape.block, by[where])
         return dequantise(values, by)
 
