@@ -57,7 +57,7 @@ class TimedStack:
 @contextmanager
 def listening(clock: Clock, llms: Sequence[LLM]) -> Iterator[None]:
     """Time the calls by which an engine reaches its kernels, and torch's own matrix products."""
-    places = [(PackedLinear, "_run"), (NativeAttention, "attend"), (NativeAttention, "write")]
+    places = [(PackedLinear, "_run"), (PackedLinear, "argmax"), (NativeAttention, "attend"), (NativeAttention, "write")]
     places.append((torch.nn.functional, "linear"))
     kept = [(holder, name, getattr(holder, name)) for holder, name in places]
     for holder, name, call in kept:

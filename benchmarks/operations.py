@@ -67,6 +67,7 @@ def watched(llm: LLM, around: Around) -> Any:
     around.watch(programs.stack, "run", "layers, but for what is below")
     for holder, name, kind in (
         (type(programs.whole), "head", "output head"),
+        (type(programs.whole), "largest", "output head"),
         (type(programs.whole), "embed", "embedding"),
         (type(programs), "begin", "attention plans"),
         (executor._tensors, "build", "step tensors"),
@@ -113,7 +114,9 @@ def run(dtype: str, workload: Workload, options: argparse.Namespace) -> dict[str
 def _classes(llm: LLM) -> list[tuple[Any, str]]:
     programs = llm.engine.core.executor._layers
     return (
-        [] if programs is None else [(type(programs), "begin"), *((type(programs.whole), n) for n in ("head", "embed"))]
+        []
+        if programs is None
+        else [(type(programs), "begin"), *((type(programs.whole), n) for n in ("head", "largest", "embed"))]
     )
 
 

@@ -13,6 +13,7 @@ from octavo.kernels.interface import AttentionRule, AttentionStep
 from octavo.models.fused import fuse
 from octavo.models.fused_run import LayerPrograms
 from octavo.models.linear import Packing
+from octavo.runtime.sampler import Sampler
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="the native kernels were not built")
 
@@ -58,6 +59,7 @@ def require_every_choice_alike(bench, prompts, n_slabs, longest_chunk, monkeypat
         return found
 
     monkeypatch.setattr(LayerPrograms, "logits", tried)
+    monkeypatch.setattr(Sampler, "takes_largest", lambda self, rows: False)
     bench.serve(prompts, 3, n_slabs=n_slabs, longest_chunk=longest_chunk)
     return went_on
 

@@ -50,6 +50,9 @@ class Listening(Sampler):
         self.sequence_in[admission.row] = admission.sequence_id
         super().admit(admission)
 
+    def takes_largest(self, rows):
+        return False
+
     def sample(self, logits, rows, positions):
         for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
             self.seen[self.sequence_in[row], position] = logits[i].clone()

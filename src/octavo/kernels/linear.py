@@ -122,21 +122,20 @@ class PackedLinear:
             raise ConfigError("out", (tuple(out.shape), out.dtype), wanted)
         self._run(rows, out)
 
-    def argmax(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest output of each row, rounded to the type of `x` and shown as float32, and its index.
+    def argmax(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest output of each row, rounded to `dtype` (the type of `x`) and shown as float32, and its index.
 
         The lowest index of equals; a NaN before all. The outputs themselves are never stored.
         """
         rows = self._rows(x)
         values = torch.empty(rows.shape[0], dtype=torch.float32)
         indices = torch.empty(rows.shape[0], dtype=torch.int64)
-        number = _NUMBERS[rows.dtype]
         self.native.argmax(
             rows.data_ptr(),
-            number,
+            _NUMBERS[rows.dtype],
             rows.stride(0),
             rows.shape[0],
-            number,
+            _NUMBERS[rows.dtype if dtype is None else dtype],
             values.data_ptr(),
             indices.data_ptr(),
             self.threads or torch.get_num_threads(),

@@ -88,6 +88,23 @@ class LayerPrograms:
         self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, steps: tuple[AttentionStep, ...]
     ) -> torch.Tensor:
         """One packed row [1, tokens] -> logits [len(keep), vocabulary], which hold until the next call."""
+        whole, rows = self._normed(token_ids, positions, keep, steps)
+        vocabulary = whole.model.get_output_embeddings().out_features
+        if len(self._logits) < max(1, len(rows)):  # the first step may keep no row at all
+            self._logits = torch.empty((max(1, len(rows)), vocabulary))
+        return whole.head(rows, self._logits[: len(rows)])
+
+    def largest(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, steps: tuple[AttentionStep, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each row of those logits the largest, and its token: see `Stack.finds_largest`."""
+        whole, rows = self._normed(token_ids, positions, keep, steps)
+        return whole.largest(rows)
+
+    def _normed(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, steps: tuple[AttentionStep, ...]
+    ) -> tuple[Stack, torch.Tensor]:
+        """What the head is given: rows [len(keep), hidden]."""
         whole = self.whole
         if whole is None:
             raise ModelError("model", "layers", "what surrounds them is not fused; run the model's own forward")
@@ -101,10 +118,7 @@ class LayerPrograms:
             number, self.hidden, rows.data_ptr(), 0, 0, None, 1.0, 0, whole.norm.native, normed.data_ptr(), len(rows),
             self.threads,
         )  # fmt: skip
-        vocabulary = whole.model.get_output_embeddings().out_features
-        if len(self._logits) < max(1, len(rows)):  # the first step may keep no row at all
-            self._logits = torch.empty((max(1, len(rows)), vocabulary))
-        return whole.head(normed, self._logits[: len(rows)])
+        return whole, normed
 
     def segments(self) -> list[tuple[int, int]]:
         """Runs of layers that need nothing of Python between them, first and behind the last."""

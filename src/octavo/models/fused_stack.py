@@ -2,7 +2,8 @@
 
 Owns the recognition of the embedding, the tables that turn heads, the last norm and the output head, and the check
 of the whole against what the model gave. Where it is recognised a step is one native call, and only the rows
-that need logits go through the second half of the last layer, the last norm and the head. Logits are float32.
+that need logits attend in the last layer and go through its second half, the last norm and the head. Logits are
+float32; where the largest of each row is all that is wanted, they are not stored.
 
 Invariant: tables are the model's own rotary modules' answers, one row a position, made when first needed.
 """
@@ -89,6 +90,19 @@ class Stack:
         if self.logit_scale != 1.0:
             logits.mul_(self.logit_scale)
         return logits.div_(self.logit_cap).tanh_().mul_(self.logit_cap) if self.logit_cap else logits
+
+    @property
+    def finds_largest(self) -> bool:
+        """Whether `largest` is that of the logits: nothing makes equals of them, and nobody listens for the head."""
+        module: Any = self.model.get_output_embeddings()
+        plain = self.logit_scale == 1.0 and not self.logit_cap and not module._forward_pre_hooks
+        return plain and getattr(module, "packed", None) is not None
+
+    def largest(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each row the largest logit and its token, the lowest of equals. Logits are never stored."""
+        module: Any = self.model.get_output_embeddings()
+        values, tokens = module.packed.argmax(rows, torch.float32)
+        return values, tokens
 
 
 def _tell(module: nn.Module, kwargs: dict[str, Any]) -> None:

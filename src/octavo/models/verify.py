@@ -59,6 +59,9 @@ class _Witness:
     def admit(self, admission: Admission) -> None:
         self.sequence_in[admission.row] = admission.sequence_id
 
+    def takes_largest(self, rows: Int64) -> bool:
+        return False
+
     def sample(self, logits: torch.Tensor, rows: Int64, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
         tokens = np.zeros(len(rows), dtype=np.int32)
         for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):

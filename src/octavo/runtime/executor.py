@@ -9,6 +9,7 @@ Its neighbours' tokens come from their own rows, and nothing it wrote is read by
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvariantViolation
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.latent import LatentPages
 from octavo.kernels.reference import ReferenceAttention
@@ -31,6 +32,9 @@ from octavo.runtime.arena import Arena
 from octavo.runtime.step_tensors import StepInputs, StepTensors
 from octavo.scheduling.plan import NO_TOKEN, Admission, StepPlan, StepResult, TokenLogprobs
 
+_RULED_OUT = "every token is ruled out by the request's own parameters"
+_NOT_FINITE = "the model's logits are not finite"
+
 
 class RowSampler(Protocol):
     """What the executor asks of a sampler: state per row, one token per row of logits."""
@@ -42,6 +46,10 @@ class RowSampler(Protocol):
 
         `positions` are those of the tokens being sampled; log-probabilities are keyed by row of `logits`.
         """
+        ...
+
+    def takes_largest(self, rows: Int64) -> bool:
+        """Whether all these rows are given the token of their largest logit, the lowest of equals, and no more."""
         ...
 
 
@@ -91,9 +99,12 @@ class TorchExecutor:
         failures: tuple[tuple[int, str], ...] = ()
         if plan.chunks:
             with torch.inference_mode():
-                logits = self._forward(inputs)
-                if len(inputs.sampling):
-                    logprobs, failures = self._sample(plan, inputs.sampling, logits, tokens)
+                if self._finds_largest(plan.rows[inputs.sampling]):
+                    failures = self._largest(plan, inputs, tokens)
+                else:
+                    logits = self._forward(inputs)
+                    if len(inputs.sampling):
+                        logprobs, failures = self._sample(plan, inputs.sampling, logits, tokens)
         for blocks in plan.copies_after:
             self.arena.copy(blocks.group, blocks.sources, blocks.targets)
         self._results.append(StepResult(plan.number, tokens, self._clock(), logprobs, failures))
@@ -127,20 +138,34 @@ class TorchExecutor:
         self, plan: StepPlan, sampling: Int64, logits: torch.Tensor, tokens: Int32
     ) -> tuple[dict[int, TokenLogprobs], tuple[tuple[int, str], ...]]:
         """Fill `tokens` of the sampling chunks; what no token could be chosen for comes back by name."""
-        rows = plan.rows[sampling]
         positions = (plan.starts[sampling] + plan.counts[sampling]).astype(np.int64)
-        sampled, logprobs = self._sampler.sample(logits.float(), rows, positions)
+        sampled, logprobs = self._sampler.sample(logits.float(), plan.rows[sampling], positions)
+        failures = self._enter(plan, sampling, sampled, tokens, lambda i: float(logits[i].amax()))
+        return {int(sampling[i]): chosen for i, chosen in logprobs.items()}, failures
+
+    def _finds_largest(self, rows: Int32) -> bool:
+        whole = None if self._layers is None else self._layers.whole
+        return whole is not None and whole.finds_largest and len(rows) > 0 and self._sampler.takes_largest(rows)
+
+    def _largest(self, plan: StepPlan, inputs: StepInputs, tokens: Int32) -> tuple[tuple[int, str], ...]:
+        """A forward pass and its tokens where each is that of its row's largest logit."""
+        if self._layers is None:
+            raise InvariantViolation("largest logits are found by fused layers", "the executor has none")
+        found = self._layers.largest(inputs.token_ids, inputs.positions, inputs.keep, inputs.steps)
+        peaks, ids = (part.numpy() for part in found)
+        sampled = np.where(np.isfinite(peaks), ids, NO_TOKEN).astype(np.int32)
+        return self._enter(plan, inputs.sampling, sampled, tokens, lambda i: float(peaks[i]))
+
+    def _enter(
+        self, plan: StepPlan, sampling: Int64, sampled: Int32, tokens: Int32, peak: Callable[[int], float]
+    ) -> tuple[tuple[int, str], ...]:
+        """Tokens of the sampling chunks; those that have none fail, for a reason that their largest logit tells."""
+        rows = plan.rows[sampling]
         tokens[sampling] = sampled
         failures: tuple[tuple[int, str], ...] = ()
         if sampled.min() == NO_TOKEN:
             lost = np.flatnonzero(sampled == NO_TOKEN)
-            failures = tuple((int(sampling[i]), _reason(logits[int(i)])) for i in lost)
+            failures = tuple((int(sampling[i]), _RULED_OUT if math.isfinite(peak(i)) else _NOT_FINITE) for i in lost)
             rows, sampled = np.delete(rows, lost), np.delete(sampled, lost)
         self._tensors.last_tokens[rows] = sampled
-        return {int(sampling[i]): chosen for i, chosen in logprobs.items()}, failures
-
-
-def _reason(logits: torch.Tensor) -> str:
-    if torch.isfinite(logits.amax()):
-        return "every token is ruled out by the request's own parameters"
-    return "the model's logits are not finite"
+        return failures

@@ -156,6 +156,10 @@ class Sampler:
                 raise InvariantViolation("structured outputs have grammars", f"request {request.request_id!r}")
             self._followers[row] = self._languages.follow(asked, request.stop_ids, outputs)
 
+    def takes_largest(self, rows: Int64) -> bool:
+        """Whether the token of its largest logit, the lowest of equals, is all that is wanted of each of these rows."""
+        return bool(self._plain[rows].all())
+
     def sample(self, logits: Tensor, rows: Int64, positions: Int64) -> tuple[Int32, dict[int, TokenLogprobs]]:
         """One token for each row of `logits` [R, vocab], and the log-probabilities asked for, by index into R.
 
