@@ -309,7 +309,7 @@ class PrefixDirectory:
         if made:
             self._numbers = number
             self.changes += len(made)
-            self.keyed[0][slots[: len(made)]] = True
+            self.keyed[0][slots[0] if len(made) == 1 else slots[: len(made)]] = True
         return made
 
     def shrink(self, run: Sequence[Node]) -> list[int]:

@@ -153,19 +153,24 @@ class Sharing:
         width, said = TOKEN_BYTES * self.directory.space.block_tokens, token_bytes(tokens)
         at = self._at[row]
         self.completed[row] += len(keys)
-        for _ in range(min(len(keys), len(at.announced))):
-            self._computed(at.announced.pop())
+        if at.announced:
+            for _ in range(min(len(keys), len(at.announced))):
+                self._computed(at.announced.pop())
         if at.tail is None:
             return
         begin, done = at.tail.index + 1, 0
-        held = [
-            (group, int(table.firsts[row]), table.slots[row, begin : begin + len(keys)].tolist())
-            for group, table in enumerate(tables)
-            if self.pool.layout.groups[group].block_tokens
-        ]
+        end, plain = begin + len(keys), self.directory.plain
+        if plain:
+            held = [(0, 0, tables[0].slots[row, begin:end].tolist())]
+        else:
+            held = [
+                (group, int(table.firsts[row]), table.slots[row, begin:end].tolist())
+                for group, table in enumerate(tables)
+                if self.pool.layout.groups[group].block_tokens
+            ]
         while done < len(keys):
             tail = at.tail
-            if self.directory.plain and keys[done] not in self.directory:
+            if plain and keys[done] not in self.directory:
                 made = self.shelf.grow(tail, keys[done:], said[done * width :], held[0][2][done:])
                 tail.held -= 1  # with a child it is not bare
                 at.tail = made[-1]
