@@ -36,7 +36,7 @@ TITLES = {"tokens_per_s": "tokens/s", "tpot_mean_s": "TPOT mean", "ttft_p50_s": 
 COVERAGE, WIDTH = (0.75, 0.85), 0.25
 _LEAST_S = 10.0
 """Of arrivals of a Poisson run, however little time is left."""
-_START_S = 14.0
+_START_S = 12.0
 """Of a process, until it has loaded its model and warmed up."""
 
 
@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     reports = []
     for timed in timed_workloads(options, replica, calibration, begun):
         real = (
-            run_apart(vars_of(options), timed, options.repeat, blocks_of(options)) if here is None else here.run(timed)
+            run_apart(vars_of(options, calibration), timed, options.repeat, blocks_of(options))
+            if here is None
+            else here.run(timed)
         )
         reports.append(told_of(report_of(timed, real, replica, calibration)))
     if here is not None:
@@ -94,12 +96,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--within",
         type=float,
-        default=530.0,
-        help="seconds for all of it: Poisson runs take what is left (default 530)",
+        default=560.0,
+        help="seconds for all of it: Poisson runs take what is left (default 560)",
     )
     add("--scale", type=float, default=1.0, help="lengths of prompts and outputs times this")
     add("--repeat", type=int, default=1, help="runs of the real engine; figures are their medians (default 1)")
-    add("--least-s", type=float, default=8.0, help="shorter workloads run again, five times at most (default 8)")
+    add("--least-s", type=float, default=5.0, help="shorter workloads run again, five times at most (default 5)")
     add("--max-num-seqs", type=int, default=32)
     add("--max-num-batched-tokens", type=int, default=1024)
     add("--kv-tokens", type=int, default=40_000, help="of the pool (default 40000)")
@@ -122,19 +124,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def vars_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What an engine needs to know, as JSON."""
-    names = (
-        "model",
-        "dtype",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "threads",
-        "own_time",
-        "least_s",
-    )
-    return {name: getattr(options, name) for name in names}
+def vars_of(options: argparse.Namespace, calibration: Any = None) -> dict[str, Any]:
+    """What an engine needs to know, as JSON: once something is calibrated, with the linear kernels that it is of."""
+    from octavo.runtime.calibrate_rounds import linear_backend_of
+
+    names = ("model", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    told = {name: getattr(options, name) for name in (*names, "threads", "own_time", "least_s")}
+    return told if calibration is None else told | {"linear": linear_backend_of(calibration.engine)}
 
 
 def blocks_of(options: argparse.Namespace) -> int:
@@ -248,7 +244,7 @@ def tiered(options: argparse.Namespace, replica: Any, calibration: Any, *, apart
     host_bytes = sum(needs) * replica.layout.slab_bytes
     timed = Timed("W2 tiered", jobs, (0.0,) * len(jobs))
     tiers: dict[str, Any] = {"host_bytes": host_bytes, "preemption": "offload"}
-    asked = vars_of(options)
+    asked = vars_of(options, calibration)
     if apart:
         real = run_apart(asked, timed, options.repeat, blocks, **tiers)
     else:

@@ -34,6 +34,7 @@ def engine_options(asked: dict[str, Any], blocks: int, **more: Any) -> dict[str,
         "max_num_batched_tokens": asked["max_num_batched_tokens"],
         "reuse": "none",
         "device": "cpu",
+        "linear_backend": asked.get("linear") or "auto",
         **more,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +119,25 @@ def test_windows_and_recurrent_state_are_measured_too(name: str, tmp_path: Path)
     assert len({sample.scene for sample in samples}) > 5
     assert is_empty(engine.core.scheduler.cache)
     engine.close()
+
+
+@pytest.mark.parametrize(("chosen", "later"), [("torch", "torch"), ("native int8", "native"), (None, None)])
+def test_later_processes_run_the_linear_kernels_that_the_first_one_chose(
+    chosen: str | None, later: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    def measured(asked: dict[str, Any], _: object) -> dict[str, Any]:
+        seen.append(asked["config"].get("linear_backend"))
+        described = {"engine": {"linear": chosen if len(seen) == 1 else "of another"}, "laws": []}
+        return {"spent": [], "loading_s": 0.0, "samples": [], "transfers": {}, "description": described}
+
+    monkeypatch.setattr(calibrate_rounds, "_measured", measured)
+    monkeypatch.setattr(calibrate_rounds, "calibration_from", lambda *_: None)
+    rounds = calibrate_rounds.Rounds(config={"model": "any"}, seconds=3.0, processes=3)
+    calibrate_rounds.calibrate_rounds(rounds, {})
+    assert seen == [None, later, later]
+    assert rounds.config == {"model": "any"}
 
 
 def test_what_cannot_be_measured_is_refused(model: Path) -> None:

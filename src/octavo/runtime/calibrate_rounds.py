@@ -1,7 +1,8 @@
 """A calibration by several processes, one after the other: what differs between processes becomes part of intervals.
 
-Owns which process measures what (each goes on where the one before stopped, so that all scenes have their turn), and
-that they end with whoever asked. A process is `calibrate_round`; nothing of torch is loaded here.
+Owns which process measures what (each goes on where the one before stopped, so that all scenes have their turn, with
+the linear kernels that the first one chose), and that they end with whoever asked. A process is `calibrate_round`;
+nothing of torch is loaded here.
 
     config, time --> process 1 --> samples, time each scene has had --> process 2 --> ... --> one fit over all
 """
@@ -49,11 +50,12 @@ class Rounds:
         if not 1 <= self.processes <= 64:
             raise ConfigError("processes", self.processes, "must be from 1 to 64")
 
-    def asked(self, number: int, spent: list[float] | None) -> dict[str, Any]:
-        """Of process `number`, when scenes have had so many seconds each."""
+    def asked(self, number: int, spent: list[float] | None, linear: str | None = None) -> dict[str, Any]:
+        """Of process `number`, when scenes have had so many seconds each and an earlier one runs `linear` kernels."""
+        config = dict(self.config) if linear is None else {**self.config, "linear_backend": linear}
         measuring = {"seconds": self.seconds / self.processes, "max_batch": self.max_batch,
                      "max_context": self.max_context, "temperature": self.temperature, "seed": self.seed}  # fmt: skip
-        return {"config": dict(self.config), "measuring": measuring, "clock": self.clock, "threads": self.threads,
+        return {"config": config, "measuring": measuring, "clock": self.clock, "threads": self.threads,
                 "spent": spent, "transfers": number == self.processes - 1, "disk": self.disk}  # fmt: skip
 
 
@@ -63,8 +65,10 @@ def calibrate_rounds(rounds: Rounds, machine: Mapping[str, Any], tell: Tell = la
     spent: list[float] | None = None
     told: dict[str, Any] = {}
     loading = 0.0
+    linear: str | None = None
     for number in range(rounds.processes):
-        told = _measured(rounds.asked(number, spent), _part(tell, number, rounds.processes))
+        told = _measured(rounds.asked(number, spent, linear), _part(tell, number, rounds.processes))
+        linear = linear or linear_backend_of(told["description"]["engine"])
         spent, loading = told["spent"], loading + told["loading_s"]
         samples += [_sample(one, number) for one in told["samples"]]
     tell(1.0, "fit")
@@ -104,6 +108,12 @@ def calibration_from(
             **about,
         },
     )
+
+
+def linear_backend_of(engine: Mapping[str, Any]) -> str | None:
+    """The option that chooses the linear kernels of this engine again, without timing any. None: there are none."""
+    name = str(engine.get("linear") or "").split(" ")[0]
+    return name if name in ("native", "torch") else None
 
 
 def _part(tell: Tell, number: int, processes: int) -> Tell:
