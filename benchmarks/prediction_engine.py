@@ -79,7 +79,8 @@ def warm_up(asked: dict[str, Any], engine: Any, timed: Timed) -> None:
     needed = sum(-(-job.positions // BLOCK_TOKENS) for job in timed.jobs) * engine.deployment.layout.slab_bytes
     for tier in arenas_of(engine):
         tier[: min(len(tier), needed)].zero_()
-    longest = min(asked["max_num_batched_tokens"], asked["max_model_len"] - 8)
+    half = engine.core.executor.arena.n_slabs * BLOCK_TOKENS // 2
+    longest = max(1, min(asked["max_num_batched_tokens"], asked["max_model_len"] - 8, half))
     jobs = (Job(tuple(3 + token % 24 for token in range(longest)), 4), Job(tuple(range(3, 30)), 4))
     run_really(engine, Timed("warm-up", jobs, (0.0, 0.0)), WallClock())
 
