@@ -6,15 +6,16 @@ on both sides ("apart"):
 - demote and promote, between two arenas: against one memmove of as many bytes, and against a memmove of each block in
   the same order, less what calling it costs;
 - store and load, in slots of a preallocated file: against writes and reads of 8 MiB in sequence of the same file from
-  and into the same memory, and against a plain call to the system for each block in the same order;
+  and into the same memory, by one thread as a plain program would and by as many as octavo uses, and against a plain
+  call to the system for each block in the same order;
 - the same in a folder that processes share: loads against reads of 8 MiB in sequence, and against opening, reading and
   closing each file; stores against new files of a block each.
 
 The file is in the page cache on both sides alike, so that the price of checksums and of calls shows in full; nothing is
 flushed but between repetitions, where it is not counted. With --uncached the slots' file is asked to leave the page
 cache before each read, and a write counts until it is on the disk: what an engine sees that comes back to state of long
-ago. Repetitions are interleaved; where others use the machine, processor time, which counts the second thread of the
-stores too, says more than time. Prints a table, then one JSON line.
+ago. Repetitions are interleaved; where others use the machine, processor time, which counts all threads, says more than
+time. Prints a table, then one JSON line.
 
     python benchmarks/tiers.py --block-kib 16 64 512 --seconds 60 --folder /var/tmp
     python benchmarks/tiers.py --uncached
@@ -33,6 +34,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ from octavo.runtime.arena import Arena
 from octavo.runtime.disk_folder import DiskFolder
 from octavo.runtime.disk_format import HEADER_BYTES, Identity, Places, checksum
 from octavo.runtime.disk_slots import DiskSlots
+from octavo.runtime.disk_store import THREADS
 from octavo.runtime.mover import Mover
 
 BLOCK_TOKENS = 16
@@ -228,11 +231,23 @@ def file_rows(room: Room, folder: Path, seconds: float, uncached: bool = False) 
     mover = Mover(room.device, room.host, [store])
     keys = [checksum(b"%d" % slot) for slot in room.neighbours]
     total = room.blocks * room.size
+    pool = ThreadPoolExecutor(THREADS)
 
     def in_sequence(call: Callable[..., int]) -> Callable[[], None]:
         def act() -> None:
             for start in range(0, total, CHUNK):
                 call(plain, [room.memory[start : start + CHUNK]], start)
+
+        return act
+
+    def by_threads(call: Callable[..., int]) -> Callable[[], None]:
+        def part(first: int) -> None:
+            for start in range(first * CHUNK, total, THREADS * CHUNK):
+                call(plain, [room.memory[start : start + CHUNK]], start)
+
+        def act() -> None:
+            for _ in pool.map(part, range(THREADS)):
+                pass
 
         return act
 
@@ -267,13 +282,16 @@ def file_rows(room: Room, folder: Path, seconds: float, uncached: bool = False) 
         return lambda: ordered(mover, route, sources, targets, [keys[slot] for slot in here])
 
     writes, reads = "writes of 8 MiB", "reads of 8 MiB"
+    writes_too, reads_too = f"{writes}, {THREADS} threads", f"{reads}, {THREADS} threads"
     write_each, read_each = "a plain write of each block", "a plain read of each block"
     all_in_order, any_order = (room.neighbours, room.neighbours), (room.apart, room.apart_too)
     cases = [  # plain writes lay waste to the headers, so each is followed by a store of all
         Case(writes, (), written(in_sequence(os.pwritev)), flushed),
-        Case("store, neighbours", (writes,), written(disk("store", *all_in_order)), flushed),
+        Case(writes_too, (), written(by_threads(os.pwritev)), flushed),
+        Case("store, neighbours", (writes, writes_too), written(disk("store", *all_in_order)), flushed),
         Case(reads, (), in_sequence(os.preadv), unread if uncached else flushed),
-        Case("load, neighbours", (reads,), disk("load", *all_in_order), unread),
+        Case(reads_too, (), by_threads(os.preadv), unread if uncached else flushed),
+        Case("load, neighbours", (reads, reads_too), disk("load", *all_in_order), unread),
         Case("load, neighbours on disk", (reads,), disk("load", room.neighbours, room.apart), unread),
         Case(read_each, (), each_block(os.preadv), unread),
         Case("load, apart", (reads, read_each), disk("load", *any_order), unread),
@@ -283,6 +301,7 @@ def file_rows(room: Room, folder: Path, seconds: float, uncached: bool = False) 
     try:
         return measured(cases, seconds)
     finally:
+        pool.shutdown()
         os.close(plain)
         mover.close()
 
