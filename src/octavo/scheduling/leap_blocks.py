@@ -201,8 +201,12 @@ def _plain(pool: BlockPool) -> bool:
 
 def by_step(firsts: Int64, every: int, steps: int) -> Iterator[tuple[int, Int64]]:
     """Steps below `steps`, in order, at which something is due: of place i first at `firsts[i]`, then periodically."""
-    places = np.flatnonzero(firsts < steps)
+    places = (firsts < steps).nonzero()[0]
     if not len(places):
+        return
+    if len(places) == 1:  # as most often: a leap is short beside a block
+        for step in range(int(firsts[places[0]]), steps, every):
+            yield step, places
         return
     many = -(-(steps - firsts[places]) // every)
     place = np.repeat(places, many)

@@ -66,7 +66,10 @@ _PARAMS: dict[int, SamplingParams] = {}
 def request_of(entry: TraceRequest, index: int) -> Request:
     most = max(entry.output_tokens, entry.max_tokens or 0)
     if most not in _PARAMS:  # making one checks twenty fields; there are few lengths
-        _PARAMS[most] = SamplingParams(max_tokens=most, temperature=0.0, seed=0).with_defaults({})
+        # All that `with_defaults` would fill in is said: it would make another one.
+        _PARAMS[most] = SamplingParams(
+            max_tokens=most, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0
+        )
     return Request(
         request_id=str(index),
         prompt_token_ids=prompt_of(entry, index),
