@@ -3,6 +3,7 @@
 - the Mooncake conversation trace through one replica, with and without reuse, at 512- and at 16-token blocks;
 - `--million`: a million requests with the lengths of Azure's conversation trace, Poisson arrivals;
 - the cost of a step against how many run, and of a run against how many end (`--svg FILE` draws both);
+- `--calls`: how many function calls a request takes, by what they serve, in the first requests of the trace with reuse;
 - DynoSim (`dynamo.replay.run_trace_replay` of ai-dynamo) on the same trace, in an environment of its own.
 
 Every case runs in a process of its own, so that its peak of memory is its own; times are processor seconds of it,
@@ -14,8 +15,10 @@ Prints a table, then one JSON line.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import gzip
 import json
+import pstats
 import resource
 import shutil
 import subprocess
@@ -72,6 +75,7 @@ def main() -> None:
     parser.add_argument("--model", default="../shared/data/configs/meta-llama__Meta-Llama-3.1-8B/config.json")
     parser.add_argument("--requests", type=int, help="of the Mooncake trace; all if not given")
     parser.add_argument("--million", type=int, nargs="?", const=1_000_000, help="so many Azure-like requests; minutes")
+    parser.add_argument("--calls", type=int, nargs="?", const=2_000, help="only count calls, of so many requests")
     parser.add_argument("--dynosim", help="a virtual environment that has it, or is to be made there; none: no DynoSim")
     parser.add_argument("--svg", help="draw what cost grows with into this file")
     parser.add_argument("--limit-s", type=float, default=600.0, help="of each case")
@@ -79,6 +83,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.case is not None:
         print(json.dumps(CASES[asked.case.split(":")[0]](asked, asked.case.partition(":")[2])))
+        return
+    if asked.calls is not None:
+        asked.requests = asked.calls
+        print(json.dumps(calls(asked)))
         return
     found: dict[str, Any] = {"machine": machine_facts(), "cases": {}}
     print(described(found["machine"]))
@@ -223,6 +231,41 @@ def spin() -> float:
 
 def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+KINDS = (
+    (
+        "kept blocks: keys, nodes, eviction",
+        ("memory/keys", "memory/prefix", "memory/sharing", "memory/shelf", "eviction"),
+    ),
+    ("slots, tables, adoption", ("octavo/memory",)),
+    ("deciding and learning", ("octavo/scheduling", "octavo/policy")),
+    ("virtual time, costs, figures", ("octavo/simulate", "octavo/cost", "octavo/planner", "octavo/geometry")),
+    ("numpy's own Python", ("/numpy/",)),
+    ("built-in functions and methods", ("~",)),
+    ("the rest of the library", ("",)),
+)
+
+
+def calls(asked: argparse.Namespace) -> dict[str, float]:
+    """Calls a request, by kind of the function called. Profiled: no time is told."""
+    profile, kept = cProfile.Profile(), Simulation.run
+
+    def run(self: Simulation, until_s: float | None = None) -> None:
+        profile.enable()
+        kept(self, until_s)
+        profile.disable()
+
+    Simulation.run = run  # type: ignore[method-assign]
+    row = mooncake(asked, "512 reuse")
+    found = dict.fromkeys((name for name, _ in KINDS), 0.0)
+    for (file, _, _), (_, many, *_) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        name = next(name for name, parts in KINDS if any(part in file for part in parts))
+        found[name] += many / row["requests"]
+    for name, many in found.items():
+        print(f"{name:36}{many:>8,.0f}")
+    print(f"{'together':36}{sum(found.values()):>8,.0f}")
+    return found
 
 
 # -- what it grows with -----------------------------------------------------------------------------
