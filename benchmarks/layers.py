@@ -1,9 +1,11 @@
 """Steps of the real model with its layers fused and as Transformers runs them, in one process, interleaved.
 
 Decode steps at several batch sizes and a prefill of one prompt, on two engines that differ in `--fuse` alone:
-both have native attention and packed linear layers. Each repetition times both, one after the other; the ratio
-is the median of the pairs' ratios. `outside` is what is left of a step's time when that inside matrix products,
-attention and octavo's other native calls is taken off: Python, small torch operations, scheduling, text.
+both have native attention and packed linear layers. With `--without` both are fused, and differ in one part of a
+step. Each repetition times both, one after the other; the ratio is the median of the pairs' ratios. `--clock own`
+is the calling thread's processor time, which other programs disturb least (with `--threads 1`). `outside` is what is
+left of a step's time when that inside matrix products, attention and octavo's other native calls is taken off:
+Python, small torch operations, scheduling, text.
 Prints a table, then one JSON line. Stops starting new cases after --limit seconds.
 """
 
@@ -32,16 +34,17 @@ WARM = 4
 class Clock:
     """Seconds inside calls that are not to be counted as outside."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: bool) -> None:
         self.inside = 0.0
+        self.now = time.thread_time if own else time.perf_counter
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
+            start = self.now()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.inside += time.perf_counter() - start
+                self.inside += self.now() - start
 
         return timed
 
@@ -90,9 +93,9 @@ class Decoding:
     def step(self) -> tuple[float, float]:
         """Seconds of a step, and of it outside."""
         self.clock.inside = 0.0
-        start = time.perf_counter()
+        start = self.clock.now()
         self.engine.step()
-        wall = time.perf_counter() - start
+        wall = self.clock.now() - start
         return wall, wall - self.clock.inside
 
     def end(self) -> None:
@@ -114,10 +117,10 @@ class Prefilling:
         name = f"prefill-{self.number}"
         self.engine.add(name, {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=1))
         self.clock.inside = 0.0
-        start = time.perf_counter()
+        start = self.clock.now()
         while self.engine.core.has_work:
             self.engine.step()
-        wall = time.perf_counter() - start
+        wall = self.clock.now() - start
         inside = self.clock.inside
         self.engine.discard(name)
         return wall, wall - inside
@@ -154,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeat", type=int, default=30, help="steps of each decode; a tenth of it of a prefill")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which no new case is begun")
+    parser.add_argument("--clock", choices=("passed", "own"), default="passed")
+    parser.add_argument("--without", choices=("last", "largest"), help="as what is compared: fused too, but for this")
     parser.add_argument("--layer-by-layer", action="store_true", help="Transformers' forward around the fused layers")
     options = parser.parse_args(arguments)
     if options.threads is not None:
@@ -172,16 +177,22 @@ def run_dtype(dtype: str, options: argparse.Namespace, began: float) -> list[dic
     tokens = most * (PROMPT + options.repeat + 64) + 2 * max([*options.prefill, 0]) + 1024
     llms = {
         fuse: LLM(
-            dtype=dtype, fuse=fuse, linear_backend="native", max_num_seqs=most, max_kv_tokens=tokens,
+            dtype=dtype, fuse="auto" if options.without else fuse, linear_backend="native",
+            max_num_seqs=most, max_kv_tokens=tokens,
             max_num_batched_tokens=max([512, *options.prefill]),
         )
         for fuse in ("auto", "off")
     }  # fmt: skip
+    executor = llms["off"].engine.core.executor
+    if options.without == "last":  # the last layer attends with every row
+        executor._layers.tell_kept = lambda told, steps, keep, rows: rows
+    if options.without == "largest":  # logits are stored, and searched by numpy
+        executor._sampler.takes_largest = lambda rows: False
     if options.layer_by_layer:
         llms["auto"].engine.core.executor._layers.whole = None
     print(f"\n{dtype}: {llms['auto'].engine.notes[-1]}")
     print(f"{'':16}{'fused ms':>10}{'outside':>9}{'unfused ms':>12}{'outside':>9}{'ratio':>7}")
-    clock, rows = Clock(), []
+    clock, rows = Clock(options.clock == "own"), []
     cases: list[tuple[str, Callable[[LLM], Any], int]] = [
         (f"decode {batch}", lambda llm, batch=batch: Decoding(llm, batch, options.repeat, clock), options.repeat)
         for batch in options.batch

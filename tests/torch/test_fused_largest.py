@@ -67,6 +67,20 @@ def test_tokens_are_those_of_stored_logits_whatever_is_equal(name, dtype, asked,
     assert len({token for tokens in served[False] for token in tokens}) > 5
 
 
+def test_logits_that_the_rows_type_would_make_equal_are_told_apart():
+    bench = NativeBench(tiny_config("llama"), dtype=torch.bfloat16)
+    head = bench.served.get_output_embeddings().weight
+    with torch.no_grad():
+        head.zero_()
+        head[3, 0] = head[9, 0] = 1.0
+        head[9, 1] = 2.0**-12
+    stack = fuse(bench.served, NativeAttention(), 128).stack
+    Packing().apply(bench.served)
+    assert stack.finds_largest
+    values, tokens = stack.largest(torch.ones((1, head.shape[1]), dtype=torch.bfloat16))
+    assert (float(values), int(tokens)) == (1.0 + 2.0**-12, 9)
+
+
 def test_it_is_taken_where_all_are_greedy_and_nowhere_else(asked):
     sampler = Sampler(4, 128, "cpu")
     cases = [
