@@ -68,8 +68,6 @@ struct Turn {
   const int64_t* offsets;
 };
 
-enum class Act : int { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3, relu_squared = 4 };
-
 // out = act(rows[.. width)) * rows[width .. 2 width), or the activation alone where there is no gate.
 struct Gate {
   Act act;

@@ -46,6 +46,12 @@ Times::Kind kind_of(const Operation& one) {
   return one.from == Place::attended ? Times::output : Times::down;
 }
 
+// Whether the activation goes with the product that it follows; nothing else reads what lies between them.
+bool gates(const Operation& product, const Operation& next, Dtype dtype) {
+  return next.kind == Operation::Kind::gate && next.gated && product.to == Place::wide && next.from == Place::wide &&
+         product.linear->gates(dtype);
+}
+
 }  // namespace
 
 void Buffer::Free::operator()(char* p) const { std::free(p); }
@@ -122,7 +128,8 @@ struct LayerProgram::Rows {
 void LayerProgram::run_tile(const std::vector<Operation>& operations, const Tile& tile, int threads,
                             Times& times) const {
   const char* x = tile.x;
-  for (const Operation& one : operations) {
+  for (size_t i = 0; i < operations.size(); i++) {
+    const Operation& one = operations[i];
     Lap lap(times, kind_of(one));
     if (one.kind == Operation::Kind::linear) {
       const char* from = one.from == Place::x ? x : tile.at(one.from);
@@ -130,6 +137,13 @@ void LayerProgram::run_tile(const std::vector<Operation>& operations, const Tile
       if (one.to == Place::qkv) {
         call.first = tile.first_output;
         call.last = tile.last_output;
+      }
+      if (i + 1 < operations.size() && gates(one, operations[i + 1], dtype_)) {
+        const Operation& gate = operations[++i];
+        call.out = tile.at(gate.to);
+        call.out_stride = width(gate.to);
+        call.gated = true;
+        call.act = gate.act;
       }
       one.linear->run(call, threads);
     } else if (one.kind == Operation::Kind::gate) {

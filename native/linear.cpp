@@ -206,9 +206,15 @@ Form Linear::form_for(Dtype rows) const {
   return Form::floats;
 }
 
+bool Linear::gates(Dtype rows) const {
+  const bool alike = rows == Dtype::f32 ? panels_.dtype == Dtype::f32 : form_for(rows) == Form::pairs;
+  return alike && panels_.outputs % (2 * kernels_->panel) == 0;
+}
+
 void Linear::multiply(const LinearCall& call, int threads, std::vector<Best>* best) const {
   const int64_t begin = call.first / kernels_->panel;
-  const int64_t end = (std::min(call.last, panels_.outputs) + kernels_->panel - 1) / kernels_->panel;
+  const int64_t last = call.gated ? panels_.outputs / 2 : std::min(call.last, panels_.outputs);
+  const int64_t end = (last + kernels_->panel - 1) / kernels_->panel;
   const int64_t panels = end - begin;
   if (call.rows < 1 || panels < 1) return;
   const Form form = form_for(call.x_dtype);
@@ -222,14 +228,16 @@ void Linear::multiply(const LinearCall& call, int threads, std::vector<Best>* be
     tiles[t] = {first, rows, x + first * inputs};
     first += rows;
   }
-  const int64_t work = call.rows * panels * kernels_->panel * panels_.inputs;
+  const int64_t work = call.rows * panels * kernels_->panel * panels_.inputs * (call.gated ? 2 : 1);
   if (work < kSmall) threads = 1;
   Gather g{kernels_, form, &call, tiles.data(), panels_.inputs};
   if (call.rows == 1 && call.x_dtype == Dtype::f32 && form == Form::floats && panels_.inputs == inputs)
     tiles[0].x = reinterpret_cast<const float*>(call.x);
   else run_on_threads(count, call.rows * panels_.inputs < 32768 ? 1 : threads, gather_one, &g);
-  Product product{&panels_, form, tiles.data(), static_cast<int>(count), call.out, call.out_dtype, call.out_stride, nullptr};
-  const int together = call.rows <= kernels_->rows_of_many && !quantised(panels_.dtype) && panels >= 16 * threads ? 2 : 1;
+  Product product{&panels_, form, tiles.data(), static_cast<int>(count), call.out, call.out_dtype,
+                  call.out_stride, nullptr, call.gated ? end : 0, call.act};
+  const bool few = call.rows <= kernels_->rows_of_many && !quantised(panels_.dtype) && panels >= 16 * threads;
+  const int together = few && !call.gated ? 2 : 1;
   const int64_t stripes = (panels + together - 1) / together;
   const int64_t at_once = std::max<int64_t>(1, kTilesBytes / (most * inputs * int64_t{sizeof(float)}));
   const int64_t ranges = (count + at_once - 1) / at_once;

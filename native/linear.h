@@ -67,6 +67,8 @@ struct Product {
   Dtype out_dtype;
   int64_t out_stride;  // in elements
   Best* best;          // of each row, among the panels that one share of the work has seen
+  int64_t apart;       // from a panel of gates to that of what they are multiplied with; 0: nothing is gated
+  Act act;
 };
 
 // What one instruction set does.
@@ -106,6 +108,9 @@ struct LinearCall {
   Dtype out_dtype;
   int64_t out_stride;
   int64_t first = 0, last = INT64_MAX;
+  // The first half of the outputs is activated and multiplied with the second: `out` is half as wide.
+  bool gated = false;
+  Act act = Act::silu;
 };
 
 // A matrix and its packed memory.
@@ -130,6 +135,8 @@ class Linear {
   void read(const int64_t* outputs, int64_t count, Dtype to_type, char* to, int threads) const;
 
   const char* set() const { return set_->name; }
+  // Whether rows of this type may be gated as they are multiplied, to the bits of doing it afterwards.
+  bool gates(Dtype rows) const;
   bool rounds_inputs() const { return form_for(Dtype::f32) != Form::floats; }
   int64_t outputs() const { return panels_.outputs; }
   int64_t inputs() const { return panels_.inputs; }

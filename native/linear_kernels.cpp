@@ -96,25 +96,31 @@ OCTAVO_INLINE void add_aside(const float* totals, vf (&sums)[P][R][2]) {
     }
 }
 
-// All chains of one tile and P panels side by side, each chain added to those before it; then what becomes of them.
+// Where the sums of a tile's first row go, if they are stored as they are.
+struct Target {
+  char* out;
+  int64_t stride;
+};
+
+// All chains of one tile and P panels, each chain added to those before it; then what becomes of them.
 template <class M, int R, int P>
-inline void tile_panels(const Product& c, const Tile& tile, int64_t panel, float* totals) {
+inline void tile_panels(const Product& c, const Tile& tile, int64_t panel, Target to, float* totals) {
   using E = typename M::Pack;
   const Panels& m = *c.panels;
   constexpr int kUnits = kDepth / E::kInputs;
   const int all = static_cast<int>((m.inputs + E::kInputs - 1) / E::kInputs);
   const char* w[P];
-  for (int p = 0; p < P; p++) w[p] = m.weights + (panel + p) * m.panel_bytes;
+  for (int p = 0; p < P; p++) w[p] = m.weights + (panel + p * (c.apart ? c.apart : 1)) * m.panel_bytes;
   const float* x = tile.x;
   for (int at = 0;; at += kUnits) {
     vf sums[P][R][2] = {};
     chain<M, R, P>(w, x, lesser(kUnits, all - at), sums);
     if (at) add_aside<R, P>(totals, sums);
     if (all - at <= kUnits) {
-      if (c.out && (panel + P) * kPanel <= m.outputs) {
+      if (to.out && (panel + P) * kPanel <= m.outputs) {
         constexpr bool kDot = M::kPlaces < E::kInputs;
-        if (c.out_dtype == Dtype::bf16) return store_sums<BF16, kDot, R, P>(c, tile.first, panel, sums);
-        if (c.out_dtype == Dtype::f32) return store_sums<F32, kDot, R, P>(c, tile.first, panel, sums);
+        if (c.out_dtype == Dtype::bf16) return store_sums<BF16, kDot, R, P>(c, panel, to.out, to.stride, sums);
+        if (c.out_dtype == Dtype::f32) return store_sums<F32, kDot, R, P>(c, panel, to.out, to.stride, sums);
       }
       put_aside<R, P>(totals, sums);
       return deliver(c, tile, panel, P, totals);
@@ -123,6 +129,21 @@ inline void tile_panels(const Product& c, const Tile& tile, int64_t panel, float
     for (int p = 0; p < P; p++) w[p] += (int64_t)kUnits * kUnit<E>;
     x += (int64_t)kUnits * M::kPlaces * R;
   }
+}
+
+// A tile of gates, then one of what they are multiplied with: both stay in the first-level cache.
+template <class M, class E, int R>
+inline void gated_panels(const Product& c, const Tile& tile, int64_t panel, float* totals) {
+  constexpr int64_t kBoth = 2 * kPanel;
+  char* gates = reinterpret_cast<char*>(totals + R * kBoth);
+  char* by = gates + kPanel * sizeof(typename E::T);
+  if constexpr (R <= kRowsOfMany) {
+    tile_panels<M, R, 2>(c, tile, panel, {gates, kBoth}, totals);
+  } else {
+    tile_panels<M, R, 1>(c, tile, panel, {gates, kBoth}, totals);
+    tile_panels<M, R, 1>(c, tile, panel + c.apart, {by, kBoth}, totals);
+  }
+  gate_tile<E, (M::kPlaces < M::Pack::kInputs)>(c, tile, panel, gates, by, kBoth);
 }
 
 #if defined(OCTAVO_AVX512)
@@ -134,10 +155,18 @@ inline void tile_panels(const Product& c, const Tile& tile, int64_t panel, float
 // Several panels side by side only where the rows leave registers for them.
 template <class M, int R>
 inline void tile_rows(const Product& c, const Tile& tile, int64_t panel, int panels, float* totals) {
-  if constexpr (R <= kRowsOfMany) {
-    if (panels == 2) return tile_panels<M, R, 2>(c, tile, panel, totals);
+  // What is gated is of one type throughout.
+  if constexpr (M::kPlaces < M::Pack::kInputs) {
+    if (c.apart) return gated_panels<M, BF16, R>(c, tile, panel, totals);
+  } else if constexpr (sizeof(typename M::Pack::T) == 4) {
+    if (c.apart) return gated_panels<M, F32, R>(c, tile, panel, totals);
   }
-  tile_panels<M, R, 1>(c, tile, panel, totals);
+  const Target to{c.out ? c.out + (tile.first * c.out_stride + panel * kPanel) * size_of(c.out_dtype) : nullptr,
+                  c.out_stride};
+  if constexpr (R <= kRowsOfMany) {
+    if (panels == 2) return tile_panels<M, R, 2>(c, tile, panel, to, totals);
+  }
+  tile_panels<M, R, 1>(c, tile, panel, to, totals);
 }
 
 template <class M>
@@ -234,7 +263,7 @@ void multiply_groups(const Product& c, int64_t panel, float* scratch) {
 size_t scratch(const Product& c) {
   size_t rows = 0;
   for (int t = 0; t < c.count; t++) rows += c.tiles[t].rows;
-  return rows * kPanel * 2 + (size_t)kDepth * kPanel;
+  return rows * kPanel * 4 + (size_t)kDepth * kPanel;
 }
 
 // `panels` is 1, or 2 where there are no more than `rows_of_many` rows and nothing is quantised.

@@ -40,6 +40,17 @@ void run(const Linear& self, uintptr_t x, int x_dtype, int64_t x_stride, int64_t
   self.run(call, threads);
 }
 
+void run_gated(const Linear& self, uintptr_t x, int dtype, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride,
+               int act, int threads) {
+  LinearCall call = call_of(x, dtype, x_stride, rows, out, dtype, out_stride);
+  if (!self.gates(call.x_dtype) || act < 0 || act > static_cast<int>(Act::relu_squared))
+    throw std::invalid_argument("this matrix does not gate such rows");
+  call.gated = true;
+  call.act = static_cast<Act>(act);
+  nb::gil_scoped_release unlocked;
+  self.run(call, threads);
+}
+
 void argmax(const Linear& self, uintptr_t x, int x_dtype, int64_t x_stride, int64_t rows, int out_dtype,
             uintptr_t values, uintptr_t indices, int threads) {
   LinearCall call = call_of(x, x_dtype, x_stride, rows, 0, out_dtype, 0);
@@ -70,6 +81,8 @@ void bind_linear(nb::module_& m) {
       .def("put", &put)
       .def("reset", [](Linear& self, int dtype) { self.reset(dtype_of(dtype)); })
       .def("run", &run)
+      .def("run_gated", &run_gated)
+      .def("gates", [](const Linear& self, int dtype) { return self.gates(dtype_of(dtype)); })
       .def("argmax", &argmax)
       .def("read", &read)
       .def_prop_ro("instruction_set", &Linear::set)

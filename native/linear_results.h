@@ -2,6 +2,7 @@
 // Included once per instruction set, by linear_kernels.cpp.
 #pragma once
 
+#include "activations.h"
 #include "linear_pack.h"
 
 namespace octavo {
@@ -88,24 +89,47 @@ OCTAVO_INLINE void store_both(char* out, int64_t at, vf a, vf b) {
   E::store(p + W, b);
 }
 
-// R rows' sums of panels, from registers where they are stored and panels are whole.
+// R rows' sums of panels, from registers: the first row's to `out`, panels side by side.
 template <class E, bool DOT, int R, int P>
-OCTAVO_INLINE void store_sums(const Product& c, int64_t first, int64_t panel, vf (&sums)[P][R][2]) {
+OCTAVO_INLINE void store_sums(const Product& c, int64_t panel, char* out, int64_t stride, vf (&sums)[P][R][2]) {
 #pragma GCC unroll 4
   for (int p = 0; p < P; p++) {
-    const int64_t output = (panel + p) * kPanel;
-    if (const float* bias = c.panels->bias) {
-      vf a = load(bias + output), b = load(bias + output + W);
+    if (c.panels->bias) {
+      const float* bias = c.panels->bias + (panel + p * (c.apart ? c.apart : 1)) * kPanel;
+      vf a = load(bias), b = load(bias + W);
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
         sums[p][r][0] += a;
         sums[p][r][1] += b;
       }
     }
-    int64_t at = first * c.out_stride + output;
+    int64_t at = p * kPanel;
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++, at += c.out_stride) store_both<E, DOT>(c.out, at, sums[p][r][0], sums[p][r][1]);
+    for (int r = 0; r < R; r++, at += stride) store_both<E, DOT>(out, at, sums[p][r][0], sums[p][r][1]);
   }
+}
+
+// Rows of a tile whose gates lie at `gates` and what they are multiplied with at `by`, `stride` elements apart, both
+// rounded to E: activated, rounded, multiplied and stored.
+template <class E, bool DOT, Act A>
+inline void gate_rows(const Product& c, const Tile& tile, int64_t panel, char* gates, const char* by, int64_t stride) {
+  using T = typename E::T;
+  for (int r = 0; r < tile.rows; r++) {
+    T* gate = reinterpret_cast<T*>(gates) + r * stride;
+    const T* other = reinterpret_cast<const T*>(by) + r * stride;
+    store_both<E, DOT>(gates, r * stride, activated<A>(E::load(gate)), activated<A>(E::load(gate + W)));
+    store_both<E, DOT>(c.out, (tile.first + r) * c.out_stride + panel * kPanel, E::load(gate) * E::load(other),
+                       E::load(gate + W) * E::load(other + W));
+  }
+}
+
+template <class E, bool DOT>
+inline void gate_tile(const Product& c, const Tile& tile, int64_t panel, char* gates, const char* by, int64_t stride) {
+  if (c.act == Act::silu) gate_rows<E, DOT, Act::silu>(c, tile, panel, gates, by, stride);
+  else if (c.act == Act::gelu) gate_rows<E, DOT, Act::gelu>(c, tile, panel, gates, by, stride);
+  else if (c.act == Act::gelu_tanh) gate_rows<E, DOT, Act::gelu_tanh>(c, tile, panel, gates, by, stride);
+  else if (c.act == Act::relu) gate_rows<E, DOT, Act::relu>(c, tile, panel, gates, by, stride);
+  else gate_rows<E, DOT, Act::relu_squared>(c, tile, panel, gates, by, stride);
 }
 
 }  // namespace

@@ -115,4 +115,7 @@ extern const Kernels kAvx2;
 extern const Kernels kAvx512;
 #endif
 
+// What a gate is activated by.
+enum class Act : int { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3, relu_squared = 4 };
+
 }  // namespace octavo
