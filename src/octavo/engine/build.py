@@ -12,7 +12,6 @@ from pathlib import Path
 from octavo.config import Config
 from octavo.deciding import decide
 from octavo.deployment import Deployment
-from octavo.engine.checked import checked_model
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
 from octavo.errors import ConfigError
@@ -24,6 +23,7 @@ from octavo.kernels.latent import LatentAttention
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import KeySpace
 from octavo.memory.tiering import Below, tiered_cache
+from octavo.models.checked import checked_model
 from octavo.models.fused import KnownDiffers
 from octavo.models.load import LoadedModel, Progress, load_checkpoint
 from octavo.models.rope import fix_rope

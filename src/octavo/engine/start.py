@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from octavo.config import Config
 from octavo.engine.early import SPINS, Early, begin_early, spin_briefly
-from octavo.engine.lean_imports import lean_imports
+from octavo.models.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
