@@ -11,11 +11,11 @@ from checkpoints import tiny_llama
 from safetensors.torch import load_file, save_file
 
 from octavo.config import Config
-from octavo.engine import checked
 from octavo.engine.build import build_engine
 from octavo.engine.llm import LLM
 from octavo.kernels.cpu import load_native
 from octavo.kernels.layer import Rope
+from octavo.models import checked
 from octavo.models.verdicts import MOST_KEPT, Verdict, Verdicts
 from octavo.scheduling.request import SamplingParams
 

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 
 class shapes_alone(TorchFunctionMode):  # noqa: N801 - a context, and nothing else
-    """A range that would have no memory is made on the CPU, with all that follows from it; what has none stays as it
-    is where it would be filled with random numbers."""
+    """A range that would have no memory is made on the CPU, with all that follows from it until it meets what has none;
+    what has none stays as it is where it would be filled with random numbers."""
 
     def __torch_function__(
         self,
@@ -32,4 +32,27 @@ class shapes_alone(TorchFunctionMode):  # noqa: N801 - a context, and nothing el
             tensor = args[0] if args else given.get("tensor")
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                 return tensor
-        return func(*args, **given)
+        try:
+            return func(*args, **given)
+        except RuntimeError:
+            forms = _forms((args, given))
+            if not {"cpu", "meta"} <= forms:
+                raise
+            return func(*_without_memory(args), **_without_memory(given))
+
+
+def _forms(given: Any) -> set[str]:
+    """Devices of the tensors inside."""
+    if isinstance(given, torch.Tensor):
+        return {given.device.type}
+    inside = given.values() if isinstance(given, dict) else given if isinstance(given, (list, tuple)) else ()
+    return set[str]().union(*map(_forms, inside))
+
+
+def _without_memory(given: Any) -> Any:
+    """The same, its tensors shapes alone."""
+    if isinstance(given, torch.Tensor):
+        return given.to("meta")
+    if isinstance(given, dict):
+        return {name: _without_memory(value) for name, value in given.items()}
+    return type(given)(map(_without_memory, given)) if type(given) in (list, tuple) else given
