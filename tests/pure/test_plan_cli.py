@@ -216,15 +216,23 @@ def test_a_name_from_outside_cannot_become_markup(tmp_path: Path, capsys: pytest
     assert "<b onload" not in page.read_text("utf-8")
 
 
-def test_a_plan_takes_under_half_a_second_of_processor_time_and_no_torch(config: str) -> None:
-    source = str(Path(__file__).parents[2] / "src")
-    code = (
+def test_a_plan_takes_at_most_three_times_the_imports_of_its_tables_and_no_torch(config: str) -> None:
+    plan = (
         "import sys; from octavo.cli.main import run; "
         f"code = run(['plan', {config!r}, '--device', 'h100-sxm', '--json']); "
         "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "PYTHONPATH": source}
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+    # Of the same machine at the same time: seconds would be those of whoever else is on it.
+    assert processor_seconds(plan) < 3 * processor_seconds("import numpy, typer, rich.table, rich.console")
+
+
+def processor_seconds(code: str) -> float:
+    """Of a Python that runs it: the least of three."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    taken = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(taken)
