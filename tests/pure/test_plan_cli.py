@@ -216,14 +216,14 @@ def test_a_name_from_outside_cannot_become_markup(tmp_path: Path, capsys: pytest
     assert "<b onload" not in page.read_text("utf-8")
 
 
-def test_a_plan_takes_at_most_three_times_the_imports_of_its_tables_and_no_torch(config: str) -> None:
+def test_a_plan_takes_a_few_times_the_imports_of_its_tables_and_no_torch(config: str) -> None:
     plan = (
         "import sys; from octavo.cli.main import run; "
         f"code = run(['plan', {config!r}, '--device', 'h100-sxm', '--json']); "
         "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)"
     )
     # Of the same machine at the same time: seconds would be those of whoever else is on it.
-    assert processor_seconds(plan) < 3 * processor_seconds("import numpy, typer, rich.table, rich.console")
+    assert processor_seconds(plan) < 5 * processor_seconds("import numpy, typer, rich.table, rich.console")
 
 
 def processor_seconds(code: str) -> float:
