@@ -49,7 +49,7 @@ serve: $(DEV) $(MODEL)  ## Serve the embedded model over HTTP: make serve ARGS="
 .PHONY: test
 test: $(DEV) $(MODEL)  ## Run all tests: the pure ones with torch hidden, then the rest
 	$(RUN) -m pytest tests/pure --hide-torch -n 2 --dist loadfile $(PYTEST_ARGS)
-	$(RUN) -m pytest tests/torch -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(RUN) -m pytest tests/torch -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	$(RUN) -m pytest tests --ignore=tests/pure --ignore=tests/torch $(PYTEST_ARGS)
 
 .PHONY: check

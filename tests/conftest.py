@@ -63,8 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.meta_path.insert(0, HiddenPackages())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Everything under tests/device needs an accelerator, whether its author marked it or not."""
+    if hasattr(config, "workerinput"):
+        items[:] = longest_first(items)
     marked = []
     for item in items:
         if DEVICE_TESTS in item.path.parents:
@@ -75,6 +77,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files with slow tests, then those with many: workers take files in this order, and no long one is left last."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    ordered = sorted(files.values(), key=lambda tests: (not any(map(is_slow, tests)), -len(tests)))
+    return [item for tests in ordered for item in tests]
+
+
+def is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
 
 
 def missing_accelerator() -> str | None:
