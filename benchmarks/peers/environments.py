@@ -60,6 +60,12 @@ class Recipe:
 NOT_NEEDED = ("torchvision", "torchaudio", "torchcodec")
 """Asked for by packages that also serve pictures and sound; the files of PyPI do not fit a CPU build of torch."""
 
+NOT_REPLAYED = (
+    "aiohttp", "aisimulate", "certifi", "kubernetes", "msgspec", "prometheus-client", "pyzmq", "redis", "tqdm",
+    "transformers", "zstandard",
+)  # fmt: skip
+"""Asked for by `ai-dynamo` to serve and to plan; replaying a trace in virtual time needs none of them."""
+
 RECIPES = {
     "transformers": Recipe((TORCH, "transformers==5.24.0", "accelerate", "safetensors", "psutil")),
     "vllm": Recipe(
@@ -76,6 +82,13 @@ RECIPES = {
     ),
     "llamacpp": Recipe(
         (TORCH, "transformers==5.24.0", "sentencepiece", "protobuf"), server_from="llama-cpp-python==0.3.36"
+    ),
+    "dynosim": Recipe(
+        ("typing-extensions==4.16.0",),
+        (
+            Bare("ai-dynamo-runtime==1.6.1", ("pydantic", "uvloop")),
+            Bare("ai-dynamo==1.6.1", ("ai-dynamo-runtime", *NOT_REPLAYED)),
+        ),
     ),
 }
 
@@ -161,7 +174,8 @@ def _carry_out(recipe: Recipe, folder: Path, steps: _Steps) -> None:
     for bare in recipe.bare:
         steps.run(*pip, "--no-deps", bare.package)
         needed = [line for line in requirements(folder, bare.package) if _name(line) not in bare.without]
-        steps.run(*pip, *needed)
+        if needed:
+            steps.run(*pip, *needed)
     if recipe.server_from:
         _build_server(recipe.server_from, folder, steps)
 

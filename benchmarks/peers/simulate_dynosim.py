@@ -1,0 +1,58 @@
+"""DynoSim's side of `dynosim.py`, in its own environment: one replay of a trace in virtual time.
+
+Takes one JSON object as its argument, prints one as its last line. Reading the trace is timed apart, by a replay
+that is told to stop after the first virtual millisecond. Processor seconds are the process's; `thread_s` are those
+of the thread that asked, to show whether any other worked. Standard library and `dynamo.replay` only.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from importlib.metadata import version
+from time import perf_counter, process_time, thread_time
+from typing import Any
+
+from dynamo.replay import run_trace_replay
+
+PACKAGES = ("ai-dynamo", "ai-dynamo-runtime")
+
+
+def main(asked: dict[str, Any]) -> None:
+    settings = {"trace_block_size": asked["block"], "extra_engine_args": {"engine": asked["engine"]}}
+    begun, wall = process_time(), perf_counter()
+    run_trace_replay(asked["trace"], max_sim_time_ms=1.0, **settings)
+    reading, reading_wall = process_time() - begun, perf_counter() - wall
+    begun, wall, alone = process_time(), perf_counter(), thread_time()
+    report = run_trace_replay(asked["trace"], capture_per_request=asked["each"], **settings)
+    whole, whole_wall, thread = process_time() - begun, perf_counter() - wall, thread_time() - alone
+    told = report.summary
+    row = {
+        "versions": {name: version(name) for name in PACKAGES},
+        "requests": told["completed_requests"],
+        "seconds": whole - reading, "reading_s": reading, "thread_s": thread - reading,
+        "wall_s": whole_wall - reading_wall, "own_wall_s": told["wall_time_ms"] / 1e3,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "hit": told["first_admission_prefix_cache_reused_ratio"],
+        "computed_tokens": told["committed_prefill_tokens"],
+        "ttft_s": {name: told[f"{key}_ttft_ms"] / 1e3 for name, key in QUANTILES.items()},
+        "tpot_s": {name: told[f"{key}_tpot_ms"] / 1e3 for name, key in QUANTILES.items()},
+        "end_s": told["duration_ms"] / 1e3,
+    }  # fmt: skip
+    if asked["each"]:
+        row["preemptions"] = sum(one["readmission_count"] for one in report.per_request)
+        row["each"] = [
+            [one["arrival_time_ms"] / 1e3, one["input_length"], one["output_length"],
+             one["admission_history"][0]["reused_input_tokens"], one["ttft_ms"] / 1e3,
+             one["e2e_latency_ms"] / 1e3]
+            for one in report.per_request
+        ]  # fmt: skip
+    print(json.dumps(row))
+
+
+QUANTILES = {"mean": "mean", "p50": "median", "p99": "p99"}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
