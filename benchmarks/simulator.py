@@ -3,27 +3,22 @@
 - the Mooncake conversation trace through one replica, with and without reuse, at 512- and at 16-token blocks;
 - `--million`: a million requests with the lengths of Azure's conversation trace, Poisson arrivals;
 - the cost of a step against how many run, and of a run against how many end (`--svg FILE` draws both);
-- `--calls`: how many function calls a request takes, by what they serve, in the first requests of the trace with reuse;
-- DynoSim (`dynamo.replay.run_trace_replay` of ai-dynamo) on the same trace, in an environment of its own.
+- `--calls`: how many function calls a request takes, by what they serve, in the first requests of the trace with reuse.
 
 Every case runs in a process of its own, so that its peak of memory is its own; times are processor seconds of it,
-reading the trace left out. A spin of plain Python beside each says how fast the machine was just then. DynoSim
-decides and costs otherwise (a mock engine of its own, in Rust): what is compared is requests a second, not answers.
-Prints a table, then one JSON line.
+reading the trace left out. A spin of plain Python beside each says how fast the machine was just then. Another
+simulator on the same trace: `dynosim.py`. Prints a table, then one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
-import gzip
 import json
 import pstats
 import resource
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter, process_time
@@ -55,17 +50,6 @@ AZURE_RATE = 6.0
 SPIN = 5_000_000
 RUNNING = (16, 64, 256, 1024)
 ENDING = (250, 1000, 4000)
-DYNAMO = ("ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1")
-_DYNAMO_RUN = """
-import json, sys, time
-from dynamo.replay import run_trace_replay
-begun = time.process_time()
-summary = run_trace_replay(sys.argv[1], trace_block_size=512).summary
-took = time.process_time() - begun
-import resource
-print(json.dumps({"requests": summary["completed_requests"], "seconds": took,
-                  "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
-"""
 
 
 def main() -> None:
@@ -76,7 +60,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="of the Mooncake trace; all if not given")
     parser.add_argument("--million", type=int, nargs="?", const=1_000_000, help="so many Azure-like requests; minutes")
     parser.add_argument("--calls", type=int, nargs="?", const=2_000, help="only count calls, of so many requests")
-    parser.add_argument("--dynosim", help="a virtual environment that has it, or is to be made there; none: no DynoSim")
     parser.add_argument("--svg", help="draw what cost grows with into this file")
     parser.add_argument("--limit-s", type=float, default=600.0, help="of each case")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -96,9 +79,6 @@ def main() -> None:
         row = in_a_process(case)
         found["cases"][name] = row
         print(told(name, row), flush=True)
-    if asked.dynosim is not None:
-        found["cases"]["DynoSim"] = row = dynosim(Path(asked.dynosim), Path(asked.trace), asked.limit_s)
-        print(told("DynoSim, its own engine", row), flush=True)
     found["growth"] = growth(found["cases"])
     for line in found["growth"]["lines"]:
         print(line)
@@ -141,8 +121,6 @@ def told(name: str, row: dict[str, Any]) -> str:
     if "requests" not in row:
         return f"{name:34}{row.get('failed', row)}"
     cells = f"{name:34}{row['requests']:>10,}{row['seconds']:>9.2f}{row['requests'] / row['seconds']:>11,.0f}"
-    if "singles" not in row:
-        return f"{cells}{'':>18}{row['peak_mib']:>7.0f}"
     cells += f"{row['singles']:>9,}{row['leaps']:>9,}{row['peak_mib']:>7.0f}{row['bytes_per_request']:>8,.0f}"
     return f"{cells}{row['spin_s']:>8.2f}"
 
@@ -301,35 +279,6 @@ def drawn(rows: dict[str, Any]) -> str:
     svg = lines_over_time(curves, "cost against sequences").replace("seconds</text>", "sequences</text>")
     body = svg.split("</svg>")[0] + "</svg>"
     return body.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-
-
-# -- DynoSim ----------------------------------------------------------------------------------------
-
-
-def dynosim(venv: Path, trace: Path, limit_s: float) -> dict[str, Any]:
-    python = venv / "bin" / "python"
-    try:
-        if not python.exists():
-            subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, capture_output=True)
-            for packages in (["--no-deps", *DYNAMO], ["typing_extensions"]):
-                pip = [str(python), "-m", "pip", "install", "-q", *packages]
-                subprocess.run(pip, check=True, capture_output=True, timeout=300)
-        with tempfile.TemporaryDirectory() as folder:
-            plain = Path(folder) / "trace.jsonl"
-            with gzip.open(trace) if trace.suffix == ".gz" else trace.open("rb") as packed, plain.open("wb") as out:
-                shutil.copyfileobj(packed, out)
-            run = subprocess.run(
-                [str(python), "-c", _DYNAMO_RUN, str(plain)],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=limit_s,
-            )
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        return {"failed": (said if isinstance(said, str) else said.decode()).strip().splitlines()[-1:]}
-    row: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return row
 
 
 if __name__ == "__main__":
