@@ -137,6 +137,7 @@ def parsed() -> argparse.Namespace:
     add("--cases", default=",".join(CASES), help=f"by commas, out of {', '.join(CASES)}")
     add("--repeat", type=int, default=3, help="runs of each (default 3)")
     add("--limit-s", type=float, default=180.0, help="seconds that a run may take (default 180)")
+    add("--minutes", type=float, default=20.0, help="in all; runs that are left then are left out (default 20)")
     add("--setup-minutes", type=float, default=15.0, help="for DynoSim's environment, if it is missing")
     add("--cache", type=Path, default=default_cache(), help="where environments are kept")
     add("--python", type=Path, help="a Python that has DynoSim; no environment is made then")
@@ -146,7 +147,7 @@ def parsed() -> argparse.Namespace:
     options.cases = options.cases.split(",")
     if not set(options.cases) <= set(CASES):
         parser.error(f"--cases must be out of {', '.join(CASES)}")
-    for name in ("tp", "block", "repeat", "limit_s", "setup_minutes"):
+    for name in ("tp", "block", "repeat", "limit_s", "minutes", "setup_minutes"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
     if options.requests is not None and options.requests < 1:
@@ -175,6 +176,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, python: Path, folder: Path) -> None:
         self.options, self.python = options, python
+        self.deadline = perf_counter() + 60 * options.minutes
         self.facts = machine_facts()
         self.trace = folder / "trace.jsonl"
         self.lines = unpacked(options.trace, self.trace, options.requests)
@@ -207,8 +209,11 @@ class Bench:
     def play(self, case: str, side: str) -> None:
         """One run; the first one of DynoSim is followed by another, not timed, that tells of each request."""
         runs = self.runs.setdefault((case, side), [])
+        if perf_counter() > self.deadline:
+            self.failed.setdefault((case, side), "runs left out: the --minutes were over")
         if (case, side) in self.failed:
             return
+        print(f"{side}, {TITLES[case]}, run {len(runs) + 1}", file=sys.stderr, flush=True)
         try:
             if side == "octavo":
                 runs.append(self._asked([sys.executable, str(Path(__file__)), "--play"], self._octavo(case)))
