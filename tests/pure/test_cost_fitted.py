@@ -15,8 +15,9 @@ from octavo.cost.calibration import Calibration, Knot, calibration_of, read_cali
 from octavo.cost.design import Range, Scene, design
 from octavo.cost.fit import fit_seconds, nnls
 from octavo.cost.fitted import FittedCost
+from octavo.cost.interval import factors_at
 from octavo.cost.laws import Law
-from octavo.cost.learn import Sample, factors_at, learn, student
+from octavo.cost.learn import Sample, learn
 from octavo.cost.step import StepShape, run_seconds
 from octavo.cost.terms import Sum, Term, quantities_of
 from octavo.cost.transfer import TransferLaw
@@ -172,14 +173,6 @@ def test_intervals_hold_for_processes_that_nobody_has_measured() -> None:
     assert inside[1] < 0.4, "one process knows nothing of others"
     # Of so few the spread is not well known, and one in five times is a promise over all fours.
     assert 0.78 < inside[4] < 0.97
-
-
-def test_what_few_processes_say_follows_students_law() -> None:
-    for freedom, tenth in ((1, 3.078), (3, 1.638), (30, 1.310)):
-        values = student(freedom, 2001)
-        assert values[1800] == pytest.approx(tenth, rel=0.01)
-        assert values[1000] == pytest.approx(0.0, abs=0.01)
-        assert (np.diff(values) > 0).all()
 
 
 def test_processes_that_do_not_differ_widen_no_interval() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from octavo.cost.calibration import Calibration, read_calibration
+from octavo.cost.interval import factors_at
 from octavo.cost.laws import Law
-from octavo.cost.learn import factors_at
 from octavo.cost.step import Float64, StepShape
 from octavo.cost.terms import laws_in, quantities_of, quantities_of_run
 from octavo.cost.transfer import TransferLaw

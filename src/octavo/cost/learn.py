@@ -16,18 +16,13 @@ import numpy as np
 
 from octavo.cost.calibration import Knot
 from octavo.cost.fit import Fit, fit_plain, fit_seconds, predicted
+from octavo.cost.interval import Unseen, factors_at, of_another_process
 from octavo.cost.laws import Law
 from octavo.cost.step import Float64, StepShape
 from octavo.cost.terms import STEP, Term, quantities_of
 from octavo.memory.values import Int64
 
-LOW, HIGH = 0.1, 0.9
 _TRIM = 0.2
-_MOST_KNOTS = 4
-_LEAST_IN_A_KNOT = 60
-_LEAST_POINTS_IN_A_KNOT = 20
-_FACTORS = 15
-"""That stand for the law of what a process is off by."""
 _HOST = (STEP, "chunks", "tokens", "sampled", "long")
 
 
@@ -66,39 +61,6 @@ class _Points:
     """Host and device of every repetition."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unseen:
-    """Steps beside what was expected of them by a fit that had seen neither their scene nor their process."""
-
-    together: Float64
-    """Of each point: its mean over what was expected."""
-    seconds: Float64
-    """Of each step: what was expected."""
-    singly: Float64
-    """Of each step: its time over that."""
-    weights: Float64
-    """Every point counts alike."""
-
-    @classmethod
-    def of(cls, points: _Points, expected: Float64) -> _Unseen:
-        repeats = np.array([len(each) for each in points.singly])
-        singly = np.concatenate([each / seconds for each, seconds in zip(points.singly, expected, strict=True)])
-        means = (points.device + points.host) / expected
-        return cls(means, np.repeat(expected, repeats), singly, np.repeat(1 / repeats, repeats))
-
-    def times(self, factors: Float64, shrunk: float) -> _Unseen:
-        """The same had their process been off by each of these factors, instead of by `shrunk`."""
-        return _Unseen(
-            np.outer(self.together / shrunk, factors).ravel(),
-            np.repeat(self.seconds, len(factors)),
-            np.outer(self.singly / shrunk, factors).ravel(),
-            np.repeat(self.weights / len(factors), len(factors)),
-        )
-
-    def knots(self) -> tuple[Knot, ...]:
-        return knots_of(self.seconds, self.singly, self.weights)
-
-
 def learn(samples: Sequence[Sample], laws: Sequence[Law]) -> Learned:
     """Raises `ConfigError` where there are too few steps to fit."""
     points = _points(samples, laws)
@@ -110,7 +72,7 @@ def learn(samples: Sequence[Sample], laws: Sequence[Law]) -> Learned:
         for number in sorted({sample.process for sample in samples})
     }
     terms = (step.sum.terms, host.sum.terms)
-    unseen = _Unseen.of(points, expected) if len(by_process) == 1 else _across(samples, by_process, laws, terms)
+    unseen = _unseen(points, expected) if len(by_process) == 1 else _across(samples, by_process, laws, terms)
     errors = {
         "step_median": step.error,
         "step_p90": float(np.quantile(np.abs(step.left_out / points.device - 1), 0.9)),
@@ -120,55 +82,24 @@ def learn(samples: Sequence[Sample], laws: Sequence[Law]) -> Learned:
     }
     if len(by_process) > 1:
         errors |= _between(samples, by_process, laws, terms)
-    run = (float(np.quantile(unseen.together, LOW)), float(np.quantile(unseen.together, HIGH)))
-    return Learned(step, host, unseen.knots(), run, errors)
+    return Learned(step, host, unseen.knots(), unseen.run_interval(), errors)
 
 
 _Terms = tuple[Sequence[Term], Sequence[Term]]
 """Of the device's law and of the host's."""
 
 
-def _across(
-    samples: Sequence[Sample], by_process: Mapping[int, _Points], laws: Sequence[Law], terms: _Terms
-) -> _Unseen:
+def _across(samples: Sequence[Sample], by_process: Mapping[int, _Points], laws: Sequence[Law], terms: _Terms) -> Unseen:
     """Every process beside what the others let expect of it."""
     parts = []
     for number, mine in by_process.items():
         others = _points([sample for sample in samples if sample.process != number], laws)
-        parts.append(_Unseen.of(mine, _elsewhere(others, mine, terms)))
-    return _of_another_process(parts)
+        parts.append(_unseen(mine, _elsewhere(others, mine, terms)))
+    return of_another_process(parts)
 
 
-def _of_another_process(parts: Sequence[_Unseen]) -> _Unseen:
-    """Steps of a process that nobody has measured: those of all, as far off as processes are from each other.
-
-    Few processes say little of how far: the factor of the next one follows Student's law, not the few that were seen.
-    """
-    many = len(parts)
-    logs = [np.log(part.together) for part in parts]
-    # What a process is off by, beside the mean of all: the others' mean lacks it, and is so much further away.
-    off = np.array([float(np.median(each)) for each in logs]) * (many - 1) / many
-    # Of that so much is chance, since a process measured few scenes.
-    chance = float(np.mean([np.pi / 2 * np.var(each) / len(each) for each in logs]))
-    variance = max(0.0, float((off**2).sum()) / (many - 1) - chance)
-    true = variance / (variance + chance) if variance else 0.0
-    factors = np.exp(np.sqrt(variance * (1 + 1 / many)) * student(many - 1, _FACTORS))
-    changed = [
-        part.times(factors, float(np.exp(true * each * many / (many - 1))))
-        for part, each in zip(parts, off, strict=True)
-    ]
-    names = ("together", "seconds", "singly", "weights")
-    return _Unseen(*(np.concatenate([getattr(part, name) for part in changed]) for name in names))
-
-
-def student(freedom: int, count: int) -> Float64:
-    """So many values that stand for equal shares of Student's law with this many degrees of freedom."""
-    # Over the angle whose tangent is t / sqrt(freedom), the density is a power of its cosine.
-    angle = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
-    reached = np.cumsum(np.maximum(np.cos(angle), 0.0) ** (freedom - 1))
-    shares = (np.arange(count) + 0.5) / count
-    values: Float64 = np.sqrt(freedom) * np.tan(np.interp(shares, reached / reached[-1], angle))
-    return values
+def _unseen(points: _Points, expected: Float64) -> Unseen:
+    return Unseen.of(points.device + points.host, points.singly, expected)
 
 
 def _elsewhere(others: _Points, mine: _Points, terms: _Terms) -> Float64:
@@ -192,7 +123,7 @@ def _between(
         theirs = {other: points for other, points in by_process.items() if other != number}
         pooled = _points(others, laws)
         expected = _elsewhere(pooled, mine, terms)
-        found = _Unseen.of(mine, expected)
+        found = _unseen(mine, expected)
         offs.append(abs(float(np.median(found.together)) - 1))
         if len(theirs) > 1:
             knots = _across(others, theirs, laws, terms).knots()
@@ -204,38 +135,6 @@ def _between(
     if inside:
         told |= {"inside_elsewhere": float(np.mean(inside)), "width_elsewhere": float(np.median(widths))}
     return told
-
-
-def factors_at(knots: Sequence[Knot], seconds: Float64) -> tuple[Float64, Float64]:
-    """Between how many times their prediction four in five steps of so many predicted seconds end."""
-    at = np.log([max(knot.seconds, 1e-12) for knot in knots])
-    here = np.log(np.maximum(seconds, 1e-12))
-    low: Float64 = np.interp(here, at, [knot.low for knot in knots])
-    high: Float64 = np.interp(here, at, [knot.high for knot in knots])
-    return low, high
-
-
-def knots_of(seconds: Float64, ratios: Float64, weights: Float64) -> tuple[Knot, ...]:
-    """Quantiles of the ratios of steps that take about as long, in groups of equal weight."""
-    order = np.argsort(seconds, kind="stable")
-    reached = np.cumsum(weights[order])
-    groups = max(1, min(_MOST_KNOTS, len(order) // _LEAST_IN_A_KNOT, int(reached[-1]) // _LEAST_POINTS_IN_A_KNOT))
-    cuts = np.searchsorted(reached, reached[-1] * np.arange(1, groups) / groups)
-    return tuple(
-        Knot(
-            float(np.exp(np.average(np.log(seconds[group]), weights=weights[group]))),
-            weighted_quantile(ratios[group], weights[group], LOW),
-            weighted_quantile(ratios[group], weights[group], HIGH),
-        )
-        for group in np.split(order, cuts)
-    )
-
-
-def weighted_quantile(values: Float64, weights: Float64, share: float) -> float:
-    """The value below which `share` of the weight lies, half of a value's own weight being below it."""
-    order = np.argsort(values, kind="stable")
-    below = np.cumsum(weights[order]) - weights[order] / 2
-    return float(np.interp(share * weights.sum(), below, values[order]))
 
 
 def _points(samples: Sequence[Sample], laws: Sequence[Law]) -> _Points:
