@@ -1,4 +1,4 @@
-"""Intervals from a few processes: as often right as they say, whatever the noise, and as little known as they are few."""
+"""Intervals from few processes hold as often as they say, whatever the noise, and are wider the less is known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measured(
 
 
 def coverage(processes: int, points: int, apart: float, noise: float) -> tuple[float, float]:
-    """How often steps of processes that nobody has measured lie in their interval, over many calibrations; its width."""
+    """How often steps of further processes lie in their interval, over many calibrations, and its mean width."""
     random = np.random.default_rng(round(1e4 * (apart + 7 * noise)) + processes)
     held, widths = [], []
     for _ in range(CALIBRATIONS):

@@ -114,8 +114,13 @@ def of_another_process(parts: Sequence[Unseen]) -> Unseen:
         part.times(factors, float(np.exp(true * each * many / (many - 1))), between)
         for part, each in zip(parts, off, strict=True)
     ]
-    names = ("together", "seconds", "singly", "weights")
-    return Unseen(*(np.concatenate([getattr(part, name) for part in changed]) for name in names), between)
+    return Unseen(
+        np.concatenate([part.together for part in changed]),
+        np.concatenate([part.seconds for part in changed]),
+        np.concatenate([part.singly for part in changed]),
+        np.concatenate([part.weights for part in changed]),
+        between,
+    )
 
 
 def factors_at(knots: Sequence[Knot], seconds: Float64) -> tuple[Float64, Float64]:
@@ -161,17 +166,17 @@ def student(freedom: float) -> float:
     """Below which nine in ten values of Student's law with so many degrees of freedom lie."""
     # Over the angle whose tangent is t / sqrt(freedom), the density is a power of its cosine.
     angle = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
-    return float(np.sqrt(freedom) * np.tan(_reaching(angle, np.maximum(np.cos(angle), 0.0) ** (freedom - 1), HIGH)))
+    angles = _reaching(angle, np.maximum(np.cos(angle), 0.0) ** (freedom - 1), np.array([HIGH]))
+    return float(np.sqrt(freedom) * np.tan(angles[0]))
 
 
 def normal(count: int) -> Float64:
     """So many values that stand for equal shares of the normal law."""
     values = np.linspace(-8.0, 8.0, 20_001)
-    found: Float64 = _reaching(values, np.exp(-(values**2) / 2), (np.arange(count) + 0.5) / count)
-    return found
+    return _reaching(values, np.exp(-(values**2) / 2), (np.arange(count) + 0.5) / count)
 
 
-def _reaching(values: Float64, density: Float64, shares: float | Float64) -> Float64:
+def _reaching(values: Float64, density: Float64, shares: Float64) -> Float64:
     # A value's own density is half below it.
     reached = np.cumsum(density) - density / 2
     found: Float64 = np.interp(shares, reached / density.sum(), values)
