@@ -11,18 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.errors import shorten
 from octavo.server.errors import ApiError
 
+T = TypeVar("T")
+
 OFF_LOOP_BYTES = 64 * 1024
-"""Bodies beyond this are parsed in a thread: the event loop has streams to serve."""
+"""Bodies beyond this are parsed and checked in a thread: the event loop has streams to serve."""
 MAX_DEPTH = 100
 """Levels of lists and objects inside each other."""
+MAX_PARTS = 2**18
+"""Lists and objects in all. While Python makes millions of them at once, no other thread runs."""
+_STRINGS = re.compile(r'"(?:[^"\\]+|\\.?)*+"?', re.DOTALL)
+"""One that has no end goes to the end of the text: whatever a body holds, each character is looked at once."""
 DISCARDED_BODIES = 8
 """A body that is too large is read on, and thrown away, up to this many times the limit.
 
@@ -30,13 +39,13 @@ A client that is still sending would miss an answer that comes earlier.
 """
 
 
-async def read_object(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """The JSON object in the body. Raises `ApiError`: 413, 415 or 400."""
+async def read_as(request: Request, limit_bytes: int, make: Callable[[dict[str, Any]], T]) -> tuple[T, int]:
+    """What `make` makes of the JSON object in the body, and the body's bytes. Raises `ApiError`: 413, 415 or 400."""
     _check_type(request)
     raw = await _read(request, limit_bytes)
     if len(raw) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(parse_object, raw)
-    return parse_object(raw)
+        return await asyncio.to_thread(lambda: make(parse_object(raw))), len(raw)
+    return make(parse_object(raw)), len(raw)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -45,6 +54,9 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise _malformed(f"is not UTF-8 (byte {error.start})", code="invalid_utf8") from None
+    brackets = text.count("[") + text.count("{")
+    if brackets > MAX_PARTS:
+        _check_parts(text)
     try:
         found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -56,7 +68,9 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise _malformed("holds a number of too many digits", code="invalid_json") from None
     if not isinstance(found, dict):
         raise _malformed(f"is JSON, but no object: {shorten(found)}", code="invalid_json")
-    if "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
+    if brackets > MAX_DEPTH:
+        _check_depth(found)
+    if "\\u" in text:
         _check_inside(found)
     return found
 
@@ -131,22 +145,40 @@ def _no_constant(name: str) -> Any:
     raise _malformed(f"holds {name}, which no JSON has", code="invalid_json")
 
 
+def _check_parts(text: str) -> None:
+    bare = _STRINGS.sub("", text)
+    parts = bare.count("[") + bare.count("{")
+    if parts > MAX_PARTS:
+        raise _malformed(f"holds {parts:,} lists and objects, at most {MAX_PARTS:,} are read", code="invalid_json")
+
+
+def _check_depth(found: dict[str, Any]) -> None:
+    """Refuse what is nested deeper than anything here is. Level by level: a body may hold millions of lists."""
+    level: list[Any] = [found]
+    for _ in range(MAX_DEPTH):
+        items = (one.values() if type(one) is dict else one for one in level)
+        level = [item for held in items for item in held if type(item) is dict or type(item) is list]
+        if not level:
+            return
+    raise _malformed(f"is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+
+
 def _check_inside(found: dict[str, Any]) -> None:
-    """Refuse what is nested deeper than anything here is, and half a surrogate pair, which UTF-8 cannot spell."""
-    left: list[tuple[str, int, Any]] = [("", 0, found)]
+    """Refuse half a surrogate pair, which UTF-8 cannot spell."""
+    with suppress(UnicodeEncodeError):
+        json.dumps(found, ensure_ascii=False).encode()
+        return
+    left: list[tuple[str, Any]] = [("", found)]
     while left:
-        path, depth, value = left.pop()
+        path, value = left.pop()
         if isinstance(value, str):
             _check_text(path, value)
-        elif isinstance(value, (dict, list)):
-            if depth >= MAX_DEPTH:
-                raise _malformed(f"is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
-            if isinstance(value, dict):
-                for key in value:
-                    _check_text(path, key)
-                left.extend((f"{path}.{key}" if path else key, depth + 1, item) for key, item in value.items())
-            else:
-                left.extend((f"{path}[{i}]", depth + 1, item) for i, item in enumerate(value))
+        elif isinstance(value, dict):
+            for key in value:
+                _check_text(path, key)
+            left.extend((f"{path}.{key}" if path else key, item) for key, item in value.items())
+        elif isinstance(value, list):
+            left.extend((f"{path}[{i}]", item) for i, item in enumerate(value) if isinstance(item, (str, dict, list)))
 
 
 def _check_text(path: str, text: str) -> None:

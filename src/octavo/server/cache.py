@@ -7,13 +7,14 @@ are isolated nobody sees, or ends, those of another key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import EngineDeadError, RequestError, shorten
-from octavo.server.body import read_object
+from octavo.server.body import read_as
 from octavo.server.engine_thread import LivePin
 from octavo.server.errors import CONTEXT, ApiError, engine_dead, json_response, refused, wrong
 from octavo.server.prompts import read_messages, read_prompts
@@ -22,7 +23,7 @@ from octavo.server.wire import PinBody, ResetBody, UnpinBody
 
 
 async def reset(service: Service, request: Request) -> Response:
-    ResetBody.parse(await read_object(request, service.settings.max_body_bytes))
+    await read_as(request, service.settings.max_body_bytes, ResetBody.parse)
     groups = service.llm.engine.core.scheduler.cache.layout.groups
     try:
         freed = await service.llm.reset_prefix_cache()
@@ -39,11 +40,11 @@ async def reset(service: Service, request: Request) -> Response:
 
 
 async def pin(service: Service, request: Request) -> Response:
-    body = PinBody.parse(await read_object(request, service.settings.max_body_bytes))
+    (body, given), size = await read_as(request, service.settings.max_body_bytes, _to_pin)
     service.model_named(body.model)
     salt = service.salt(request, body.cache_salt)
     try:
-        prompt = await _encoded(service, body)
+        prompt = await _encoded(service, body, given, size)
         if len(prompt) > service.context:
             name = "messages" if body.prompt is None else "prompt"
             remedy = f"the context holds {service.context}, so that no more can be kept; send the start that is shared"
@@ -57,7 +58,7 @@ async def pin(service: Service, request: Request) -> Response:
 
 
 async def unpin(service: Service, request: Request) -> Response:
-    body = UnpinBody.parse(await read_object(request, service.settings.max_body_bytes))
+    body, _ = await read_as(request, service.settings.max_body_bytes, UnpinBody.parse)
     try:
         found = await service.llm.unpin_prefix(body.id, owner=service.salt(request, None))
     except EngineDeadError as error:
@@ -80,14 +81,26 @@ def _shown(one: LivePin) -> dict[str, Any]:
     return {"id": one.name, "tokens": one.tokens, "expires_in": one.expires_in}
 
 
-async def _encoded(service: Service, body: PinBody) -> list[int]:
+Messages = list[dict[str, Any]]
+
+
+def _to_pin(content: Mapping[str, Any]) -> tuple[PinBody, Messages | list[str | list[int]]]:
+    body = PinBody.parse(content)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: send either a prompt or messages", param="prompt", code="missing_field")
     if body.messages is not None:
-        return await service.tokens.encode_chat(read_messages(body.messages), body.chat_template_kwargs)
+        return body, read_messages(body.messages)
     given = read_prompts(body.prompt)
     if len(given) > 1:
         raise wrong("prompt", f"{len(given)} prompts", "send one; each gets a pin of its own")
+    return body, given
+
+
+async def _encoded(service: Service, body: PinBody, given: Any, size: int) -> list[int]:
+    if body.messages is not None:
+        service.require_few(given)
+        return await service.tokens.encode_chat(given, body.chat_template_kwargs, size)
     if isinstance(given[0], str):
         return await service.tokens.encode(given[0], add_special_tokens=body.add_special_tokens)
-    return given[0]
+    ids: list[int] = given[0]
+    return ids

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +12,7 @@ from starlette.responses import Response
 from octavo.errors import RequestError
 from octavo.server.answering import Wanted, answer, require_valid_priority
 from octavo.server.answers import ChatAnswer
-from octavo.server.body import read_object
+from octavo.server.body import read_as
 from octavo.server.errors import refused
 from octavo.server.generation import Asked
 from octavo.server.prompts import read_messages
@@ -21,16 +23,15 @@ from octavo.server.wire import ChatBody
 
 async def chat_completions(service: Service, request: Request) -> Response:
     service.lifecycle.require_open()
-    content = await read_object(request, service.settings.max_body_bytes)
+    (body, messages), size = await read_as(request, service.settings.max_body_bytes, _read)
     arrived_s = time.monotonic()
-    body = ChatBody.parse(content)
     model = service.model_named(body.model)
     include_usage = body.include_usage()
     require_valid_priority(body.priority)
-    messages = read_messages(body.messages)
+    service.require_few(messages)
     params = chat_params(body, has_tokenizer=service.tokens.has_tokenizer)
     try:
-        prompt = await service.tokens.encode_chat(messages, body.chat_template_kwargs)
+        prompt = await service.tokens.encode_chat(messages, body.chat_template_kwargs, size)
     except RequestError as error:
         raise refused(error, names=names_of(body)) from None
     service.require_fits("messages", prompt, params.max_tokens)
@@ -45,3 +46,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
         headers={},
     )
     return await answer(service, request, asked, wanted)
+
+
+def _read(content: Mapping[str, Any]) -> tuple[ChatBody, list[dict[str, Any]]]:
+    body = ChatBody.parse(content)
+    return body, read_messages(body.messages)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from octavo.errors import RequestError
 from octavo.server.answering import Wanted, answer, require_valid_priority
 from octavo.server.answers import CompletionAnswer
-from octavo.server.body import read_object
+from octavo.server.body import read_as
 from octavo.server.errors import refused
 from octavo.server.generation import Asked
 from octavo.server.prompts import read_prompts
@@ -24,13 +25,11 @@ TWO_BEGINNINGS = "the prompt begins with two beginning-of-sequence tokens; send 
 
 async def completions(service: Service, request: Request) -> Response:
     service.lifecycle.require_open()
-    content = await read_object(request, service.settings.max_body_bytes)
+    (body, given), _ = await read_as(request, service.settings.max_body_bytes, _read)
     arrived_s = time.monotonic()
-    body = CompletionBody.parse(content)
     model = service.model_named(body.model)
     include_usage = body.include_usage()
     require_valid_priority(body.priority)
-    given = read_prompts(body.prompt)
     params = completion_params(body, has_tokenizer=service.tokens.has_tokenizer)
     prompts = await _encoded(service, body, given)
     for i, prompt in enumerate(prompts):
@@ -57,6 +56,11 @@ async def completions(service: Service, request: Request) -> Response:
         headers=warnings,
     )
     return await answer(service, request, asked, wanted)
+
+
+def _read(content: Mapping[str, Any]) -> tuple[CompletionBody, list[str | list[int]]]:
+    body = CompletionBody.parse(content)
+    return body, read_prompts(body.prompt)
 
 
 async def _encoded(service: Service, body: CompletionBody, given: Sequence[str | list[int]]) -> list[list[int]]:

@@ -18,7 +18,7 @@ from octavo.observe.metrics import Metrics
 from octavo.scheduling.events import Event, RefusalReason, Refused
 from octavo.scheduling.request import SamplingParams
 from octavo.server.async_llm import AsyncLLM
-from octavo.server.errors import CONTEXT, ApiError, refused
+from octavo.server.errors import CONTEXT, ApiError, refused, wrong
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.limits import WaitingRoom
 from octavo.server.request_log import RequestLog
@@ -104,6 +104,12 @@ class Service:
         )
         raise ApiError(400, f"{param}={len(prompt)} tokens: too long, {why}; send at most {most - 1}, "
                             "so that there is room for an answer", param=param, code=CONTEXT)  # fmt: skip
+
+    def require_few(self, messages: Sequence[object]) -> None:
+        """Raises `ApiError` for more messages than the context has tokens, before a template works on them."""
+        if len(messages) > self.context:
+            remedy = f"too many, the context holds {self.context} tokens; send fewer"
+            raise wrong("messages", f"{len(messages)} messages", remedy, code=CONTEXT)
 
 
 def new_id(prefix: str) -> str:

@@ -14,13 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from octavo.engine.intake import Intake
-from octavo.errors import RequestError
-from octavo.server.errors import ApiError
+from octavo.errors import RequestError, shorten
+from octavo.server.errors import ApiError, wrong
 
 T = TypeVar("T")
 
 OFF_LOOP_CHARS = 8192
 """Text beyond this is encoded in a thread: the event loop has streams to serve."""
+LONG = 2**18
+"""Characters, tokens or bytes beyond which work waits in a line of its own: what is short never waits behind it."""
+MAX_OPTIONS = 64
 TEMPLATE_S = 30.0
 """Seconds in which a chat must be rendered and encoded, those before it included."""
 
@@ -33,8 +36,9 @@ class Tokens:
         self.tokenizer = tokenizer
         self._intake = intake
         self._template = template
-        # One thread: a tokenizer may be used from two threads only as long as nobody changes its settings.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer")
+        # A thread for each line, and the event loop beside them: nobody changes the settings of the tokenizer.
+        self._short = ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="octavo-long-texts")
         self._added, self._special = _added_tokens(tokenizer)
         self._piece_bytes = _piece_bytes(tokenizer) if tokenizer is not None else None
         if tokenizer is not None:
@@ -49,7 +53,8 @@ class Tokens:
         return self._template is not None or bool(getattr(self.tokenizer, "chat_template", None))
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for line in (self._short, self._long):
+            line.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         from octavo.models.tokenizer import encode_prompt
@@ -59,10 +64,12 @@ class Tokens:
         def work() -> list[int]:
             return encode_prompt(tokenizer, text, add_special_tokens=add_special_tokens)
 
-        return await self._run(work, len(text))
+        return await self.run(work, len(text))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None) -> list[int]:
-        """Raises `ApiError` or `RequestError` naming `messages` or `chat_template_kwargs`."""
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None, size: int = 0
+    ) -> list[int]:
+        """`size`: the bytes in which they came. Raises `ApiError` or `RequestError` naming the field that is wrong."""
         self._required("messages", f"{len(messages)} messages", "use /v1/completions with token ids")
         _check_options(options or {})
 
@@ -70,7 +77,7 @@ class Tokens:
             return self._intake.encode_chat(messages, template=self._template, options=options)
 
         # A template is a program that came with the model: it never runs on the event loop, nor for ever.
-        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        running = asyncio.get_running_loop().run_in_executor(self._line(size), work)
         try:
             async with asyncio.timeout(TEMPLATE_S):
                 return await running
@@ -80,7 +87,7 @@ class Tokens:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         tokenizer = self._required("tokens", token_ids, "start the server without --skip-tokenizer-init")
-        return await self._run(lambda: str(tokenizer.decode(list(token_ids))), len(token_ids))
+        return await self.run(lambda: str(tokenizer.decode(list(token_ids))), len(token_ids))
 
     def starts_twice(self, token_ids: Sequence[int]) -> bool:
         """Whether the prompt begins with two beginnings: its text had one, and the tokenizer added another."""
@@ -108,10 +115,14 @@ class Tokens:
             raise RequestError(field, value, f"this server has no tokenizer (--skip-tokenizer-init); {remedy}")
         return self.tokenizer
 
-    async def _run(self, work: Callable[[], T], size: int) -> T:
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """Do `work` that goes over so many characters or tokens: here where they are few."""
         if size <= OFF_LOOP_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._line(size), work)
+
+    def _line(self, size: int) -> ThreadPoolExecutor:
+        return self._long if size > LONG else self._short
 
 
 _RESERVED = frozenset({
@@ -122,10 +133,12 @@ _RESERVED = frozenset({
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
+    if len(options) > MAX_OPTIONS:
+        raise wrong("chat_template_kwargs", f"{len(options)} options", f"send at most {MAX_OPTIONS}")
     for name in options:
         if not name.isidentifier() or name.startswith("_") or name in _RESERVED:
             param = "chat_template_kwargs"
-            raise ApiError(400, f"{param}={name!r}: is no option of a template; leave it out",
+            raise ApiError(400, f"{param}={shorten(name)}: is no option of a template; leave it out",
                            param=param, code="invalid_value")  # fmt: skip
 
 
