@@ -3,7 +3,8 @@
 Both replay the trace through one replica in virtual time: the same blocks, as many of them, seats and tokens a step,
 with and without reuse by hash ids. First each costs steps in its own way (octavo by its roofline, DynoSim by its
 built-in polynomial): their speed compares, their latencies do not. Then both are given one and the same law, linear
-in new prompt tokens and in positions read, so that what still differs is what they decide, request by request.
+in new prompt tokens and in positions read, so that what still differs is what they decide, request by request; under
+it also sequences that only decode, of which octavo takes many steps at once.
 
 Every run is a process of its own, and repetitions alternate. Times are processor seconds; reading the trace is told
 apart from simulating. DynoSim's environment is made from PyPI under `--cache`, once. Prints a table, then a JSON line.
@@ -28,11 +29,11 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent / "peers"))
 
+from dynosim_law import Law
 from environments import Unavailable, make_environment, peer_variables
 from machine_facts import described, machine_facts
 from run import default_cache
 
-from octavo.cost.step import CostModel, Float64, HasHostTime, StepShape
 from octavo.planner.asked import Asked as Planned
 from octavo.policy.bundle import Policies
 from octavo.simulate.deploy import Replica, replica_of
@@ -42,11 +43,29 @@ from octavo.simulate.measure import Measured, quantiles
 from octavo.simulate.sources import OpenLoop
 
 HERE = Path(__file__).resolve().parent
-CASES = {"own-reuse": ("own", True), "own": ("own", False), "law-reuse": ("law", True), "law": ("law", False)}
-TITLES = {
-    "own-reuse": "each its own costs, reuse", "own": "each its own costs, no reuse",
-    "law-reuse": "one law for both, reuse", "law": "one law for both, no reuse",
-}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    title: str
+    law: bool
+    """One for both sides, instead of what each has of its own."""
+    reuse: bool = False
+    running: int = 0
+    """Instead of the trace: so many that begin together and decode DECODED tokens each."""
+
+
+DECODED = 4_000
+CASES = {
+    "own-reuse": Case("each its own costs, reuse", False, True),
+    "own": Case("each its own costs, no reuse", False),
+    "law-reuse": Case("one law for both, reuse", True, True),
+    "law": Case("one law for both, no reuse", True),
+    "running-16": Case(f"one law for both, no trace: 16 decode {DECODED:,} tokens each", True, running=16),
+    "running-256": Case(f"one law for both, no trace: 256 decode {DECODED:,} tokens each", True, running=256),
+}
+TRACE_BLOCK = 512
+"""Tokens that one hash id of the trace stands for, whatever the blocks of the caches."""
 SIDES = ("octavo", "DynoSim")
 SHOWN = (
     ("requests", 10), ("req/CPU s", 11), ("min", 8), ("max", 8), ("with reading", 14), ("wall s", 8), ("MiB", 6),
@@ -54,52 +73,6 @@ SHOWN = (
 )  # fmt: skip
 ALIKE_S = 1e-3
 """Within this, two simulators are said to foretell the same first token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """Seconds of a step that both sides can state: a part for prompts, and one for decoding if anyone does."""
-
-    prompt_token_s: float
-    decode_s: float
-    position_s: float
-    """For each position that decoding sequences read."""
-
-    @classmethod
-    def near(cls, cost: CostModel) -> Law:
-        """Of the size of another model's: one full chunk in mid-prompt, 32 that decode near and far."""
-
-        def took(starts: list[int], counts: list[int]) -> float:
-            shape = StepShape.from_chunks(starts, counts, len(starts))
-            host = cost.host_seconds(shape) if isinstance(cost, HasHostTime) else 0.0
-            return cost.step_seconds(shape) + host
-
-        near, far, many = 1_024, 32_768, 32
-        position = (took([far] * many, [1] * many) - took([near] * many, [1] * many)) / (many * (far - near))
-        decode = took([near] * many, [1] * many) - position * many * (near + 1)
-        return cls((took([8_192], [8_192]) - decode) / 8_192, decode, position)
-
-    def step_seconds(self, shape: StepShape) -> float:
-        one = shape.counts == 1
-        decoding = int(np.count_nonzero(one))
-        prompts = self.prompt_token_s * (shape.tokens - decoding)
-        if not decoding:
-            return prompts
-        return prompts + (self.decode_s + self.position_s * (int(shape.starts[one].sum()) + decoding))
-
-    def run_seconds(self, shape: StepShape, steps: int) -> Float64:
-        positions = shape.context_tokens + shape.chunks * np.arange(steps, dtype=np.int64)
-        seconds: Float64 = self.decode_s + np.float64(self.position_s) * positions
-        return seconds
-
-    def write_profile(self, path: Path) -> None:
-        """The same as DynoSim reads it: two points of each axis, between and beyond which it is linear."""
-        tokens, reads, lengths = np.array([0.0, 2**20]), np.array([0.0, 2**30]), np.array([0.0, 2**20])
-        steps = 1e3 * (self.decode_s + self.position_s * reads[:, None] + 0 * lengths)
-        np.savez(
-            path, prefill_isl=tokens, prefill_ttft_ms=1e3 * self.prompt_token_s * tokens,
-            decode_active_kv_tokens=reads, decode_context_length=lengths, decode_itl=steps,
-        )  # fmt: skip
 
 
 def main() -> None:
@@ -118,9 +91,9 @@ def main() -> None:
                     bench.play(case, side)
         rows = [bench.row(case, side) for case in options.cases for side in SIDES]
         ratios = told(options.cases, rows)
-        differences = {case: bench.differences(case) for case in options.cases if CASES[case][0] == "law"}
+        differences = {case: bench.differences(case) for case in options.cases if CASES[case].law}
     for case, found in differences.items():
-        print(f"{TITLES[case]}: {said(found)}")
+        print(f"{CASES[case].title}: {said(found)}")
     report = {"benchmark": "dynosim", "machine": bench.facts, "deployment": bench.deployment()}
     print(json.dumps(report | {"rows": rows, "octavo_over_dynosim": ratios, "differences": differences}))
 
@@ -132,7 +105,7 @@ def parsed() -> argparse.Namespace:
     add("--model", default="../shared/data/configs/meta-llama__Meta-Llama-3.1-8B/config.json")
     add("--device", default="h200-sxm", help="of the replica (default h200-sxm)")
     add("--tp", type=int, default=4, help="such devices (default 4)")
-    add("--block", type=int, default=512, help="tokens of a block, the trace's own (default 512)")
+    add("--block", type=int, default=512, help="tokens of a block of the caches (default 512, as the trace's hash ids)")
     add("--requests", type=int, help="the first of the trace; all if not given")
     add("--cases", default=",".join(CASES), help=f"by commas, out of {', '.join(CASES)}")
     add("--repeat", type=int, default=3, help="runs of each (default 3)")
@@ -213,7 +186,7 @@ class Bench:
             self.failed.setdefault((case, side), "runs left out: the --minutes were over")
         if (case, side) in self.failed:
             return
-        print(f"{side}, {TITLES[case]}, run {len(runs) + 1}", file=sys.stderr, flush=True)
+        print(f"{side}, {CASES[case].title}, run {len(runs) + 1}", file=sys.stderr, flush=True)
         try:
             if side == "octavo":
                 runs.append(self._asked([sys.executable, str(Path(__file__)), "--play"], self._octavo(case)))
@@ -229,20 +202,31 @@ class Bench:
             self.failed[case, side] = lines[-1] if lines else type(error).__name__
 
     def _octavo(self, case: str) -> dict[str, Any]:
-        costs, reuse = CASES[case]
-        law = asdict(self.law) if costs == "law" else None
-        return self.asked | {"trace": str(self.trace), "reuse": "prefix" if reuse else "none", "law": law}
+        one = CASES[case]
+        law = asdict(self.law) if one.law else None
+        return self.asked | {"trace": self._trace(one), "reuse": "prefix" if one.reuse else "none", "law": law}
 
     def _dynosim(self, case: str, *, each: bool) -> dict[str, Any]:
-        costs, reuse = CASES[case]
+        one = CASES[case]
         external = {"type": "external", "provider": "dynamo_profile", "config": {"path": str(self.profile)}}
         engine = {
             "backend": "vllm", "block_size": self.options.block, "num_gpu_blocks": self.replica.slabs,
             "max_num_seqs": self.replica.max_num_seqs, "max_model_len": self.replica.max_model_len,
-            "max_num_batched_tokens": self.replica.max_num_batched_tokens, "enable_prefix_caching": reuse,
-            "enable_chunked_prefill": True, "timing_model": external if costs == "law" else {"type": "polynomial"},
+            "max_num_batched_tokens": self.replica.max_num_batched_tokens, "enable_prefix_caching": one.reuse,
+            "enable_chunked_prefill": True, "timing_model": external if one.law else {"type": "polynomial"},
         }  # fmt: skip
-        return {"trace": str(self.trace), "block": self.options.block, "engine": engine, "each": each}
+        return {"trace": self._trace(one), "block": TRACE_BLOCK, "engine": engine, "each": each}
+
+    def _trace(self, one: Case) -> str:
+        if not one.running:
+            return str(self.trace)
+        path = self.trace.with_name(f"running-{one.running}.jsonl")
+        lines = (
+            {"timestamp": 0, "input_length": 16, "output_length": DECODED, "hash_ids": [number]}
+            for number in range(one.running)
+        )
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+        return str(path)
 
     def _asked(self, command: list[str], asked: dict[str, Any]) -> dict[str, Any]:
         own = command[0] == sys.executable
@@ -343,7 +327,7 @@ def told(cases: list[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
     ratios = {}
     for case in cases:
         pair = {row["side"]: row for row in rows if row["case"] == case}
-        print(TITLES[case])
+        print(CASES[case].title)
         for side in SIDES:
             print("  " + line(pair[side]))
         if all("rate" in pair[side] for side in SIDES):

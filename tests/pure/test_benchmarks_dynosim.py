@@ -14,7 +14,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from dynosim import Law, compared
+from dynosim import compared
+from dynosim_law import Law
 
 from octavo.cost.step import StepShape
 
@@ -98,7 +99,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], dict[s
 def test_both_sides_stand_in_the_table_and_octavos_share_is_told(tmp_path: Path) -> None:
     told = {
         "versions": {"ai-dynamo": "0"}, "requests": 2, "seconds": 1e-3, "reading_s": 1e-3, "thread_s": 1e-3,
-        "wall_s": 1e-3, "own_wall_s": 1e-3, "peak_mib": 1.0, "hit": 0.3, "computed_tokens": 1088,
+        "wall_s": 1e-3, "peak_mib": 1.0, "hit": 0.3, "computed_tokens": 1088,
         "ttft_s": {"mean": 0.1, "p50": 0.1, "p99": 0.1}, "tpot_s": {"mean": 0.1, "p50": 0.1, "p99": 0.1},
         "end_s": 3.0, "preemptions": 0, "each": [[0, 900, 5, 0, 0.1, 0.2], [2, 700, 3, 512, 0.1, 0.2]],
     }  # fmt: skip
