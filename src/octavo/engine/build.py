@@ -36,11 +36,13 @@ from octavo.runtime.device import Device, device_facts, resolve_device
 from octavo.runtime.executor import TorchExecutor
 from octavo.runtime.grammar import Grammars
 from octavo.runtime.mover import Budget
+from octavo.runtime.pool_pages import AHEAD_BYTES, ahead_bytes
 from octavo.runtime.sampler import Sampler
 from octavo.runtime.tiers import DiskAsked, OpenTiers, open_tiers
 from octavo.scheduling.audit import Audit
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.limits import Limits
+from octavo.scheduling.plan import Executor
 from octavo.scheduling.scheduler import Scheduler
 
 NO_CONTEXT = 2**40
@@ -113,6 +115,7 @@ def engine_for(config: Config, loaded: LoadedModel, device: Device, *, keeps: bo
     )
     engine = Engine(core, intake, deployment)
     engine.notes = (*loaded.notes, checked.served, *notes, *(() if fused is None else (str(fused),)))
+    engine.notes = (*engine.notes, *_pages_ahead(config, deployment, core.executor))
     if config.engine.pin:
         engine.notes = (*engine.notes, f"{threads} threads are {pin_threads()}")
     engine.model_name = loaded.name
@@ -178,6 +181,16 @@ def build_core(
         audit=Audit() if config.engine.audit else None,
         mover=mover,
     )
+
+
+def _pages_ahead(config: Config, deployment: Deployment, executor: Executor) -> tuple[str, ...]:
+    """Have memory for the pool from the system while the engine is idle; said where it is more than a little."""
+    if not isinstance(executor, TorchExecutor):
+        return ()
+    named = (config.cache.num_gpu_blocks_override, config.cache.max_kv_tokens) != (None, None)
+    size = ahead_bytes(deployment.slabs * deployment.layout.slab_bytes, named)
+    executor.ask_ahead(size)
+    return (f"while idle, {size:,} B of KV cache are had from the system before use",) if size > AHEAD_BYTES else ()
 
 
 def _open_tiers(config: Config, deployment: Deployment, executor: TorchExecutor, keys: KeySpace | None) -> OpenTiers:

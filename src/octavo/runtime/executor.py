@@ -29,6 +29,7 @@ from octavo.models.bridge import Bridge, PagedCache
 from octavo.models.fused import programs_of
 from octavo.models.recurrent import SlotStates
 from octavo.runtime.arena import Arena
+from octavo.runtime.pool_pages import PoolPages
 from octavo.runtime.step_tensors import StepInputs, StepTensors
 from octavo.scheduling.plan import NO_TOKEN, Admission, StepPlan, StepResult, TokenLogprobs
 
@@ -84,6 +85,13 @@ class TorchExecutor:
         self._sampler = sampler
         self._clock = clock
         self._results: deque[StepResult] = deque()
+        self._pool_pages: PoolPages | None = None
+
+    def ask_ahead(self, ahead_bytes: int) -> None:
+        """Have the pool's pages from the system before they are written, so many bytes ahead, while nothing runs."""
+        if ahead_bytes > 0 and self.arena.device.type == "cpu":
+            self._pool_pages = PoolPages(self.arena.bytes, ahead_bytes)
+            self._pool_pages.used(0)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -91,6 +99,20 @@ class TorchExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         """Run one plan. On every device the result is there when this returns."""
+        pool = self._pool_pages
+        if pool is None:
+            self._run(plan)
+            return
+        pool.step_begins()
+        for blocks in plan.new_blocks:
+            if len(blocks.slots):
+                pool.used(self.arena.layout.address(blocks.group, int(blocks.slots.max())))
+        try:
+            self._run(plan)
+        finally:
+            pool.step_ended()
+
+    def _run(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
             self._sampler.admit(admission)
         inputs = self._tensors.build(plan)
@@ -122,6 +144,8 @@ class TorchExecutor:
         return self._results.popleft()
 
     def close(self) -> None:
+        if self._pool_pages is not None:
+            self._pool_pages.close()
         self._results.clear()
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
