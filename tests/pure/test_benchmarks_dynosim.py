@@ -35,6 +35,11 @@ def test_a_step_of_prompts_and_decodes_costs_both_parts_and_one_of_prompts_alone
     assert LAW.step_seconds(mixed) == pytest.approx(612e-5 + 3e-3 + 1000e-8)
 
 
+def test_prompts_are_counted_as_so_many_times_their_mean_in_whole_tokens() -> None:
+    assert LAW.step_seconds(StepShape.from_chunks([0, 0], [511, 1000], 2)) == pytest.approx(1510e-5)
+    assert LAW.step_seconds(StepShape.from_chunks([3, 0], [511, 1000], 2)) == pytest.approx(1512e-5)
+
+
 def test_the_law_is_written_as_dynosim_reads_it(tmp_path: Path) -> None:
     LAW.write_profile(tmp_path / "law.npz")
     with np.load(tmp_path / "law.npz") as kept:
