@@ -18,7 +18,9 @@ from octavo.policy.allocation import Extent, Paged, allocation_named
 from octavo.policy.batching import IterationBatching, decodes_first
 from octavo.policy.bundle import Policies
 from octavo.policy.chaos import Chaos
+from octavo.policy.placement import PLACEMENTS, Bargain, placement_named
 from octavo.policy.preemption import Candidate, LatestLowest
+from octavo.policy.rates import Rates
 from octavo.simulate.toy_model import ToyModel
 
 
@@ -185,3 +187,12 @@ def test_every_allocation_gives_room_for_what_the_step_needs(name: str) -> None:
 def test_the_next_power_of_two_stops_at_the_context_limit(length: int, reserved: int) -> None:
     extent = Extent(upto=1, declared=length, true_length=None, context_limit=70)
     assert allocation_named("contiguous-pow2").reserve_tokens(extent) == reserved
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_a_placement_says_whether_costs_change_its_answers(name: str) -> None:
+    policy = placement_named(name)
+    bargain = Bargain(first=0, end=16, host_bytes=1_000_000)
+    slow, fast = (Rates(seconds_a_token=0.001, bytes_a_second={"promote": each, "load": each}) for each in (1e6, 1e12))
+    changes = policy.worth_loading(bargain, slow) != policy.worth_loading(bargain, fast)
+    assert changes == (not policy.constant)

@@ -23,6 +23,7 @@ class Chaos:
     guarantees = False
     saves = True
     at_once = False
+    constant = False
     moves = True
 
     def __init__(self, seed: int) -> None:

@@ -35,6 +35,8 @@ class Placement(Protocol):
     """Whether anything is copied down at all."""
     at_once: bool
     """As soon as a block is full, rather than when its room may be needed."""
+    constant: bool
+    """Whether it answers the same whatever moving and computing have cost so far."""
 
     def worth_saving(self, bargain: Bargain, rates: Rates) -> bool:
         """A block of which another request may want to start."""
@@ -49,6 +51,7 @@ class Drop:
     name = "drop"
     saves = False
     at_once = False
+    constant = True
 
     def worth_saving(self, bargain: Bargain, rates: Rates) -> bool:
         return False
@@ -72,6 +75,7 @@ class WriteThrough(WriteBack):
 
 class BreakEven(WriteBack):
     name = "break_even"
+    constant = False
 
     def worth_saving(self, bargain: Bargain, rates: Rates) -> bool:
         return self.worth_loading(bargain, rates)
@@ -87,10 +91,6 @@ PLACEMENTS: dict[str, type[Drop]] = {
     "write_through": WriteThrough,
     "break_even": BreakEven,
 }
-
-
-CONSTANT: tuple[type[Drop], ...] = (Drop, WriteBack, WriteThrough)
-"""They answer the same whatever moving and computing have cost so far."""
 
 
 def placement_named(name: str) -> Placement:

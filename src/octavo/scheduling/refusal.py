@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from octavo.memory.prefix import NO_SLOT, Match, Node
 from octavo.policy.admission import STEADY
-from octavo.policy.placement import CONSTANT
 
 if TYPE_CHECKING:
     from octavo.memory.sharing import Sharing
@@ -50,7 +49,7 @@ def remembered(scheduler: Scheduler, sequence: Sequence, match: Match) -> Refusa
     history = None if tiering is None else tiering.history
     if sharing is None or chain is None:
         return Refusal(cache.given_back, history=history)
-    if tiering is not None and type(tiering.placement) not in CONSTANT:
+    if tiering is not None and not tiering.placement.constant:
         return None
     if not sharing.all_grow:
         return None
