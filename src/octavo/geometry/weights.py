@@ -113,6 +113,18 @@ class Parameters:
         routed = sum(row.elements * row.times for row in self.rows if row.routed)
         return self.total - routed + -(-routed * self.share[0] // self.share[1])
 
+    def weighing(self, bytes_by_type: Mapping[str, int], replicated_bytes: int, packed: str) -> Weights:
+        """What they weigh at these bytes. `packed` goes on after the type of what is plain: how the rest is kept."""
+        return Weights(
+            total_parameters=self.total,
+            active_parameters=self.active,
+            total_bytes=sum(bytes_by_type.values()),
+            basis=f"{self.basis}, in {self.plain}{packed}",
+            exact=self.exact,
+            replicated_bytes=replicated_bytes,
+            by_type=_largest_first(bytes_by_type),
+        )
+
 
 def parameters_of(config: Mapping[str, Any], dtype: Dtype | None = None) -> Parameters:
     """`dtype` overrides the config's own type; without either it is bf16."""
@@ -125,25 +137,16 @@ def parameters_of(config: Mapping[str, Any], dtype: Dtype | None = None) -> Para
 def weights_from_config(config: Mapping[str, Any], *, dtype: Dtype | None = None) -> Weights:
     """Weights by formula. `dtype` overrides the type of what is not quantised; else the config's own, else bf16."""
     parameters = parameters_of(config, dtype)
-    plain, basis = parameters.plain, parameters.basis
     quantisation = quantisation_of(config)
     bytes_by_type: dict[str, int] = {}
     replicated = 0
     for row in parameters.rows:
-        for name, count, size in _bytes_of(row, plain, quantisation):
+        for name, count, size in _bytes_of(row, parameters.plain, quantisation):
             bytes_by_type[name] = bytes_by_type.get(name, 0) + count * size
             if len(row.shape) < 2:
                 replicated += count * size
     packed = f", {quantisation.method} as its config says" if quantisation else ""
-    return Weights(
-        total_parameters=parameters.total,
-        active_parameters=parameters.active,
-        total_bytes=sum(bytes_by_type.values()),
-        basis=f"{basis}, in {plain}{packed}",
-        exact=parameters.exact,
-        replicated_bytes=replicated,
-        by_type=tuple(sorted(bytes_by_type.items(), key=lambda item: (-item[1], item[0]))),
-    )
+    return parameters.weighing(bytes_by_type, replicated, packed)
 
 
 def padding_of_experts(config: Mapping[str, Any], packing: str, hidden_multiple: int, width_multiple: int) -> int:
@@ -200,8 +203,12 @@ def weights_from_tensors(tensors: Iterable[TensorEntry], config: Mapping[str, An
         total_bytes=size,
         basis="the headers of the checkpoint's files",
         replicated_bytes=replicated,
-        by_type=tuple(sorted(by_type.items(), key=lambda item: (-item[1], item[0]))),
+        by_type=_largest_first(by_type),
     )
+
+
+def _largest_first(bytes_by_type: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(bytes_by_type.items(), key=lambda item: (-item[1], item[0])))
 
 
 def bytes_from_index(index: Mapping[str, Any]) -> int:

@@ -61,15 +61,7 @@ def rounded_weights(config: Mapping[str, Any], kind: str, *, dtype: Dtype | None
         by_type[name] = by_type.get(name, 0) + row.times * size
         if len(row.shape) < 2:
             replicated += row.times * size
-    return Weights(
-        total_parameters=parameters.total,
-        active_parameters=parameters.active,
-        total_bytes=sum(by_type.values()),
-        basis=f"{parameters.basis}, in {parameters.plain}, {_words(by_type, kind)}",
-        exact=parameters.exact,
-        replicated_bytes=replicated,
-        by_type=tuple(sorted(by_type.items(), key=lambda item: (-item[1], item[0]))),
-    )
+    return parameters.weighing(by_type, replicated, f", {_words(by_type, kind)}")
 
 
 def _kind_of(row: Row, kind: str, parameters: Parameters) -> str | None:
