@@ -17,7 +17,7 @@ from octavo.cost.fit import fit_seconds, nnls
 from octavo.cost.fitted import FittedCost
 from octavo.cost.interval import factors_at
 from octavo.cost.laws import Law
-from octavo.cost.learn import Sample, learn
+from octavo.cost.learn import Sample, learn, level
 from octavo.cost.step import StepShape, run_seconds
 from octavo.cost.terms import Sum, Term, quantities_of
 from octavo.cost.transfer import TransferLaw
@@ -173,6 +173,18 @@ def test_intervals_hold_for_processes_that_nobody_has_measured() -> None:
     assert inside[1] < 0.4, "one process knows nothing of others"
     # Of so few the spread is not well known, and one in five times is a promise over all fours.
     assert 0.78 < inside[4] < 0.97
+
+
+def test_scenes_that_only_slow_processes_measured_do_not_look_slow() -> None:
+    random = np.random.default_rng(4)
+    true, slow = np.exp(random.standard_normal(60)), np.array([1.0, 1.2, 0.9, 1.3])
+    table = true[:, None] * slow * np.exp(0.01 * random.standard_normal((60, 4)))
+    table[random.random(table.shape) < 0.4] = np.nan
+    table[0] = [np.nan, np.nan, np.nan, true[0] * 1.3]
+    kept = ~np.isnan(table).all(axis=1)
+    found = level(table[kept]) / true[kept]
+    assert found / np.median(found) == pytest.approx(1.0, abs=0.04)
+    assert np.median(found) == pytest.approx(np.exp(np.log(slow).mean()), rel=0.02)
 
 
 def test_processes_that_do_not_differ_widen_no_interval() -> None:

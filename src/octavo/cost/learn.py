@@ -23,6 +23,8 @@ from octavo.cost.terms import STEP, Term, quantities_of
 from octavo.memory.values import Int64
 
 _TRIM = 0.2
+_ROUNDS = 10
+"""Until rows and columns of a table are told apart."""
 _HOST = (STEP, "chunks", "tokens", "sampled", "long")
 
 
@@ -138,23 +140,43 @@ def _between(
 
 
 def _points(samples: Sequence[Sample], laws: Sequence[Law]) -> _Points:
-    """Of each shape the mean of its processes; of each process the trimmed mean of its repetitions."""
+    """Of each shape what it takes the mean of all processes; of each process the trimmed mean of its repetitions."""
     together: dict[tuple[int, int], dict[int, list[Sample]]] = {}
     for sample in samples:
         together.setdefault((sample.scene, sample.step), {}).setdefault(sample.process, []).append(sample)
     keys = sorted(together)
     shapes = [next(iter(together[key].values()))[0].shape for key in keys]
+    numbers = sorted({sample.process for sample in samples})
+    device, host = np.full((2, len(keys), len(numbers)), np.nan)
+    for row, key in enumerate(keys):
+        for number, own in together[key].items():
+            column = numbers.index(number)
+            device[row, column] = trimmed_mean([one.device_s for one in own])
+            host[row, column] = trimmed_mean([one.host_s for one in own])
     return _Points(
         rows=[quantities_of(shape, laws) for shape in shapes],
         scenes=np.array([scene for scene, _ in keys], dtype=np.int64),
-        device=np.array([_mean([[one.device_s for one in own] for own in together[key].values()]) for key in keys]),
-        host=np.array([_mean([[one.host_s for one in own] for own in together[key].values()]) for key in keys]),
+        device=level(device),
+        host=level(host),
         singly=[np.array([one.device_s + one.host_s for own in together[key].values() for one in own]) for key in keys],
     )
 
 
-def _mean(processes: Sequence[Sequence[float]]) -> float:
-    return float(np.mean([trimmed_mean(own) for own in processes]))
+def level(table: Float64) -> Float64:
+    """Of each row what all columns would have given; NaN: not measured.
+
+    No process measures all scenes. A scene that only slow ones measured would look slow: what a process is off by,
+    the median over its scenes, is taken out before the mean.
+    """
+    logs = np.log(table)
+    off = np.zeros(logs.shape[1])
+    if len(off) > 1:
+        for _ in range(_ROUNDS):
+            rows = np.nanmean(logs - off, axis=1, keepdims=True)
+            off = np.nanmedian(logs - rows, axis=0)
+            off -= off.mean()
+    found: Float64 = np.nanmean(table / np.exp(off), axis=1)
+    return found
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
