@@ -34,6 +34,7 @@ from environments import Unavailable, make_environment, peer_variables
 from machine_facts import described, machine_facts
 from run import default_cache
 
+from octavo.cost.step import Float64
 from octavo.planner.asked import Asked as Planned
 from octavo.policy.bundle import Policies
 from octavo.simulate.deploy import Replica, replica_of
@@ -238,7 +239,7 @@ class Bench:
         return row
 
     def row(self, case: str, side: str) -> dict[str, Any]:
-        """The median run's times; figures and requests are the same in every run."""
+        """The median run's times; what is foretold is the same in every run."""
         runs = self.runs[case, side]
         row: dict[str, Any] = {"case": case, "side": side, "runs": len(runs), "failed": self.failed.get((case, side))}
         if not runs:
@@ -250,8 +251,8 @@ class Bench:
             name: median(run[name] for run in runs)
             for name in ("seconds", "thread_s", "reading_s", "wall_s", "peak_mib")
         }
-        kept = {"each", "seconds", "thread_s", "reading_s", "wall_s", "peak_mib"}
-        return row | {name: value for name, value in runs[0].items() if name not in kept}
+        row |= {name: value for name, value in runs[0].items() if name not in ("each", *row)}
+        return row | {"ttft_s": quantiles(np.array([one[4] for one in runs[0]["each"]]))}
 
     def differences(self, case: str) -> dict[str, Any]:
         """Request by request, of the first run of each."""
@@ -282,11 +283,19 @@ def compared(ours: list[list[float]], theirs: list[list[float]]) -> dict[str, An
         "less_reuse": float((reused < 0).mean()),
         "more_reuse": float((reused > 0).mean()),
         "same_ttft": float((np.abs(first) <= ALIKE_S).mean()),
-        "ttft_difference_s": {"mean": float(first.mean()), "p50": float(np.median(first)),
-                              "p99_abs": float(np.quantile(np.abs(first), 0.99)), "max_abs": float(np.abs(first).max())},
-        "e2e_difference_s": {"mean": float(whole.mean()), "p50": float(np.median(whole)),
-                             "p99_abs": float(np.quantile(np.abs(whole), 0.99))},
-    }  # fmt: skip
+        "ttft_difference_s": spread(first),
+        "e2e_difference_s": spread(whole),
+    }
+
+
+def spread(differences: Float64) -> dict[str, float]:
+    apart = np.abs(differences)
+    return {
+        "mean": float(differences.mean()),
+        "p50": float(np.median(differences)),
+        "p99_abs": float(np.quantile(apart, 0.99)),
+        "max_abs": float(apart.max()),
+    }
 
 
 # -- octavo's side ----------------------------------------------------------------------------------
@@ -312,7 +321,7 @@ def played(asked: dict[str, Any]) -> dict[str, Any]:
         "seconds": took, "reading_s": reading, "thread_s": thread, "wall_s": walls,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "hit": float(columns[3].sum() / columns[1].sum()), "computed_tokens": measured.prefill_tokens,
-        "ttft_s": quantiles(measured.column("ttft")), "tpot_s": quantiles(measured.column("tpot")),
+        "tpot_s": quantiles(measured.column("tpot")),
         "end_s": measured.end_s, "preemptions": measured.preemptions, "steps": measured.steps,
         "each": [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)],
     }  # fmt: skip
@@ -358,11 +367,12 @@ def said(found: dict[str, Any]) -> str:
     if not found.get("matched"):
         return "the requests of the two could not be matched"
     first = found["ttft_difference_s"]
+    apart = f"p99 {1e3 * first['p99_abs']:.2f} ms, largest {1e3 * first['max_abs']:.2f} ms"
     return (
         f"{100 * found['same_reuse']:.1f}% of {found['requests']:,} requests reuse as much in DynoSim, "
         f"{100 * found['less_reuse']:.1f}% less, {100 * found['more_reuse']:.1f}% more; "
         f"{100 * found['same_ttft']:.1f}% get their first token within {1e3 * ALIKE_S:.0f} ms of the same delay "
-        f"(mean difference {1e3 * first['mean']:+.1f} ms, p99 {1e3 * first['p99_abs']:.2f} ms, largest {1e3 * first['max_abs']:.2f} ms)"
+        f"(mean difference {1e3 * first['mean']:+.2f} ms, {apart})"
     )
 
 
