@@ -14,7 +14,6 @@ The files may be gzipped. Invariant: of a run of decode steps, seconds equal tho
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from octavo.cost.roofline import Factor
 from octavo.cost.step import Float64, StepShape
 from octavo.errors import ConfigError
 from octavo.memory.values import Int64
+from octavo.text_files import read_text
 
 _ONCE = ("embedding", "final_layernorm")
 _TWICE = ("layernorm", "qk_norm")
@@ -192,15 +192,12 @@ class TablesCost:
 
 def _rows(folder: Path, name: str) -> Iterator[dict[str, str]]:
     for path in (folder / f"{name}.csv.gz", folder / f"{name}.csv"):
-        try:
-            raw = path.read_bytes()
-            text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, EOFError) as error:
-            raise ConfigError("tables", str(path), f"cannot be read ({error})") from None
-        yield from csv.DictReader(io.StringIO(text))
-        return
+        if path.exists():
+            try:
+                yield from csv.DictReader(io.StringIO(read_text(path, "tables")))
+            except csv.Error as error:
+                raise ConfigError("tables", str(path), f"is no CSV ({error})") from None
+            return
     raise ConfigError(
         "tables", str(folder), f"has no {name}.csv or {name}.csv.gz; name a directory such as .../bf16/tp1"
     )

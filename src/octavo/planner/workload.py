@@ -7,7 +7,6 @@ those of the runtime's ledger: reserved, internal, padding, external.
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,13 +14,16 @@ from io import StringIO
 from pathlib import Path
 from statistics import fmean
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shorten
 from octavo.geometry.model import ModelGeometry
 from octavo.planner.asked import Asked
 from octavo.planner.charging import AnyPaging
 from octavo.planner.paging import Paging
 from octavo.planner.values import Holding, Waste, Workload
+from octavo.text_files import read_text
 
+MOST_TOKENS = 2**24
+"""Of a request: more than any model takes."""
 _INPUT = ("contexttokens", "input_length", "request tokens", "num_prefill_tokens", "prompt_tokens", "input_tokens")
 _OUTPUT = (
     "generatedtokens",
@@ -76,16 +78,8 @@ def _two_numbers(mean: int, most: int) -> tuple[int, ...]:
 
 def trace_lengths(path: str) -> tuple[int, ...]:
     """Input plus output tokens of every request of a published trace: CSV or JSON lines, gzip or not."""
-    try:
-        data = Path(path).read_bytes()
-        text = (gzip.decompress(data) if path.endswith(".gz") else data).decode("utf-8")
-    except OSError as error:
-        raise ConfigError(
-            "workload", path, f"cannot be read ({error.strerror or error}); name a trace's file"
-        ) from None
-    except (UnicodeDecodeError, EOFError) as error:
-        raise ConfigError("workload", path, f"is no text ({error})") from None
-    rows = _json_rows(text, path) if text.lstrip().startswith("{") else csv.DictReader(StringIO(text))
+    text = read_text(path, "workload", "; name a trace's file")
+    rows = _json_rows(text, path) if text.lstrip().startswith("{") else _csv_rows(text, path)
     found = tuple(total for total in _totals(rows, path) if total > 0)
     if not found:
         raise ConfigError("workload", path, "has no request with tokens in it")
@@ -93,12 +87,22 @@ def trace_lengths(path: str) -> tuple[int, ...]:
 
 
 def _json_rows(text: str, path: str) -> Iterator[Mapping[str, object]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield json.loads(line)
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 raise ConfigError("workload", path, f"line {number} is not JSON") from None
+            if not isinstance(row, dict):
+                raise ConfigError("workload", path, f"line {number} is no JSON object")
+            yield row
+
+
+def _csv_rows(text: str, path: str) -> Iterator[Mapping[str, object]]:
+    try:
+        yield from csv.DictReader(StringIO(text))
+    except csv.Error as error:
+        raise ConfigError("workload", path, f"is no CSV ({error})") from None
 
 
 def _totals(rows: Iterable[Mapping[str, object]], path: str) -> Iterator[int]:
@@ -108,9 +112,13 @@ def _totals(rows: Iterable[Mapping[str, object]], path: str) -> Iterator[int]:
         if values[0] is None or values[1] is None:
             raise ConfigError("workload", path, f"row {number} has no columns of input and output tokens")
         try:
-            yield sum(int(float(str(value))) for value in values)
-        except ValueError:
-            raise ConfigError("workload", path, f"row {number}: {values} are no numbers of tokens") from None
+            tokens = [int(float(str(value))) for value in values]
+        except (ValueError, OverflowError):
+            tokens = [-1]
+        if not 0 <= min(tokens) <= max(tokens) <= MOST_TOKENS:
+            raise ConfigError("workload", path, f"row {number}: {shorten(values)} are no numbers of tokens from 0 to "
+                                                f"{MOST_TOKENS:,}")  # fmt: skip
+        yield sum(tokens)
 
 
 def compare(lengths: Lengths, geometry: ModelGeometry, paging: AnyPaging, kv_bytes: int | None) -> Workload:

@@ -10,9 +10,7 @@ Our own format, one object a line: `arrival` (seconds), `input_tokens` or `hash_
 from __future__ import annotations
 
 import csv
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,6 +20,7 @@ from typing import Any, Literal
 
 from octavo.errors import ConfigError
 from octavo.simulate.trace import HASH_IDS, MOST_NS, MOST_TOKENS, TraceRequest
+from octavo.text_files import read_text
 
 OnBad = Literal["refuse", "skip"]
 _HASH_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -60,7 +59,7 @@ def read_trace(path: str | Path, *, on_bad: OnBad = "refuse", sort: bool = False
     requests: list[TraceRequest] = []
     lines: list[int] = []
     kind: _Kind | None = None
-    for number, row in _rows(_text(path), str(path)):
+    for number, row in _rows(read_text(path, "trace"), str(path)):
         if limit is not None and len(requests) >= limit and not sort:
             break
         try:
@@ -104,18 +103,6 @@ class _Wrong:
 def _in_order(entry: TraceRequest, before: list[TraceRequest]) -> None:
     if before and entry.arrival_ns < before[-1].arrival_ns:
         raise _Bad("arrives before the request above it; sort them (sort=True, --sort)")
-
-
-def _text(path: str | Path) -> str:
-    try:
-        data = Path(path).read_bytes()
-        return (gzip.decompress(data) if str(path).endswith(".gz") else data).decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError("trace", str(path), f"cannot be read ({error.strerror or error})") from None
-    except (EOFError, zlib.error) as error:
-        raise ConfigError("trace", str(path), f"is a damaged gzip file ({error})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError("trace", str(path), f"is no text ({error})") from None
 
 
 def _rows(text: str, path: str) -> Iterator[tuple[int, Row | _Bad]]:

@@ -1,0 +1,96 @@
+"""Files that a person names: whatever they are, every reader refuses by field what it cannot read, in bounded time."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.cost.tables import Tables
+from octavo.errors import ConfigError
+from octavo.planner.workload import MOST_TOKENS, trace_lengths
+from octavo.simulate.formats import read_trace
+from octavo.text_files import read_text
+
+GOOD = b'{"arrival":0,"input_tokens":10,"output_tokens":5}\n'
+
+
+def a_trace(folder: Path, name: str) -> Any:
+    return read_trace(folder / name)
+
+
+def lengths(folder: Path, name: str) -> Any:
+    return trace_lengths(str(folder / name))
+
+
+def timings(folder: Path, name: str) -> Any:
+    (folder / name).rename(folder / ("dense.csv.gz" if name.endswith(".gz") else "dense.csv"))
+    return Tables.read(folder)
+
+
+READERS = pytest.mark.parametrize(("read", "field"), [(a_trace, "trace"), (lengths, "workload"), (timings, "tables")])
+
+
+@READERS
+@pytest.mark.parametrize(("data", "said"), [
+    (gzip.compress(b"\0" * 5_000_000, mtime=0), "holds more than 4,000,000 bytes of text"),
+    (gzip.compress(GOOD * 1000, mtime=0)[:60], "is a damaged gzip file"),
+    (gzip.compress(GOOD, mtime=0)[:12] + b"\xff" * 20, "is a damaged gzip file"),
+    (gzip.compress(GOOD * 1000, mtime=0)[:-6] + b"xxxxxx", "cannot be read"),
+    (GOOD, "cannot be read"),
+    (gzip.compress(b"\xff\xfe", mtime=0), "is no text"),
+])  # fmt: skip
+def test_an_archive_that_is_damaged_or_has_no_end_is_refused_by_field(
+    read: Callable[[Path, str], Any],
+    field: str,
+    data: bytes,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("octavo.text_files.MOST_BYTES", 4_000_000)
+    (tmp_path / "given.gz").write_bytes(data)
+    with pytest.raises(ConfigError, match=said) as refusal:
+        read(tmp_path, "given.gz")
+    assert refusal.value.field == field
+
+
+@READERS
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"a,b\n" + b"9" * 200_000 + b",1\n", b'a,b\n"', b"", b"\0\0\0", b"{}"])
+def test_what_is_no_text_or_table_is_refused_by_field(
+    read: Callable[[Path, str], Any], field: str, data: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "given").write_bytes(data)
+    with pytest.raises(ConfigError) as refusal:
+        read(tmp_path, "given")
+    assert refusal.value.field == field
+
+
+def test_a_device_without_end_a_folder_and_a_name_that_no_file_has_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.text_files.MOST_BYTES", 4_000_000)
+    for path in ("/dev/zero", str(tmp_path), str(tmp_path / "none"), "a\0b", "x" * 5000):
+        with pytest.raises(ConfigError, match=r"(holds more than|cannot be read)") as refusal:
+            read_text(path, "trace")
+        assert refusal.value.field == "trace"
+
+
+def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "given").write_bytes(b"\xef\xbb\xbfa")
+    assert read_text(tmp_path / "given", "trace") == "a"
+
+
+@pytest.mark.parametrize("row", [
+    "[1, 2]", "[" * 100_000, '{"input_tokens": 1e999, "output_tokens": 1}', '{"input_tokens": NaN, "output_tokens": 1}',
+    '{"input_tokens": -5, "output_tokens": 6}', '{"input_tokens": 1e300, "output_tokens": 1}', "7", "{",
+    f'{{"input_tokens": {MOST_TOKENS + 1}, "output_tokens": 1}}', '{"input_tokens": [1], "output_tokens": 1}',
+])  # fmt: skip
+def test_a_row_of_lengths_that_nobody_can_have_is_refused_by_its_number(row: str, tmp_path: Path) -> None:
+    (tmp_path / "given").write_bytes(GOOD + row.encode())
+    with pytest.raises(ConfigError, match=r"(line|row) 2") as refusal:
+        trace_lengths(str(tmp_path / "given"))
+    assert len(str(refusal.value)) < 600
