@@ -35,6 +35,7 @@ from machine_facts import described, machine_facts
 from run import default_cache
 
 from octavo.cost.step import Float64
+from octavo.memory.prefix import PrefixDirectory
 from octavo.planner.asked import Asked as Planned
 from octavo.policy.bundle import Policies
 from octavo.simulate.deploy import Replica, replica_of
@@ -52,6 +53,8 @@ class Case:
     law: bool
     """One for both sides, instead of what each has of its own."""
     reuse: bool = False
+    whole: bool = False
+    """octavo reuses whole blocks only, as DynoSim does; it has no such option, and is patched for this."""
     running: int = 0
     """Instead of the trace: so many that begin together and decode DECODED tokens each."""
 
@@ -61,6 +64,7 @@ CASES = {
     "own-reuse": Case("each its own costs, reuse", False, True),
     "own": Case("each its own costs, no reuse", False),
     "law-reuse": Case("one law for both, reuse", True, True),
+    "law-whole": Case("one law for both, reuse of whole blocks only", True, True, whole=True),
     "law": Case("one law for both, no reuse", True),
     "running-16": Case(f"one law for both, no trace: 16 decode {DECODED:,} tokens each", True, running=16),
     "running-256": Case(f"one law for both, no trace: 256 decode {DECODED:,} tokens each", True, running=256),
@@ -205,7 +209,8 @@ class Bench:
     def _octavo(self, case: str) -> dict[str, Any]:
         one = CASES[case]
         law = asdict(self.law) if one.law else None
-        return self.asked | {"trace": self._trace(one), "reuse": "prefix" if one.reuse else "none", "law": law}
+        reuse = "prefix" if one.reuse else "none"
+        return self.asked | {"trace": self._trace(one), "reuse": reuse, "law": law, "whole": one.whole}
 
     def _dynosim(self, case: str, *, each: bool) -> dict[str, Any]:
         one = CASES[case]
@@ -307,6 +312,8 @@ def played(asked: dict[str, Any]) -> dict[str, Any]:
     requests = read_trace(asked["trace"]).requests
     reading = process_time() - begun
     law = Law(**asked["law"]) if asked["law"] is not None else None
+    if asked["whole"]:
+        PrefixDirectory._partly_shared = lambda *_: (None, 0)  # type: ignore[method-assign]
     measured = Measured()
     begun, wall, alone = process_time(), perf_counter(), thread_time()
     core = one.core(Policies.named(reuse=asked["reuse"]), cost=law)
