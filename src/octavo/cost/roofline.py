@@ -62,11 +62,19 @@ class RooflineCost:
     laws: tuple[Law, ...] = field(init=False)
     _flops: tuple[float, float] = field(init=False)
     """Of the weights' type and of the state's, looked up once."""
+    _state_rates: tuple[float, float] = field(init=False)
+    """Bytes of state read in a second, and operations of attention done."""
+    _fixed: dict[int, float] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """What does not depend on contexts, by the tokens of a step."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "laws", laws_of(self.machine.geometry))
         device = self.machine.accelerator
         object.__setattr__(self, "_flops", (device.flops(self.machine.weight_bits), device.flops(16)))
+        factors = self.factors
+        read_per_s = device.bandwidth_bytes_per_s * factors.state_bandwidth.value
+        met_per_s = self._flops[1] * factors.attention_flops.value
+        object.__setattr__(self, "_state_rates", (read_per_s, met_per_s))
         if self.ranks > 1 and self.machine.accelerator.device_link_bytes_per_s is None:
             raise ConfigError(
                 "device", self.machine.accelerator.name, "has no link between devices in the table: use tp=1, or a "
@@ -98,20 +106,27 @@ class RooflineCost:
         return seconds
 
     def run_seconds(self, shape: StepShape, steps: int) -> Float64:
-        seconds = np.full(steps, self._fixed_s(shape))
+        seconds = np.empty(steps)
+        seconds.fill(self._fixed_s(shape))
         later = np.arange(steps, dtype=np.int64)
-        one = np.ones((1, 1), dtype=np.int64)
         for law in self.laws:
             if law.kind == "full":
                 read = shape.context_tokens + later * shape.chunks
             else:
+                one = np.ones((1, 1), dtype=np.int64)
                 read = law.read(shape.starts[None, :] + later[:, None], one).sum(axis=1)
             pairs = np.zeros_like(read) if law.kind == "constant" else read
-            seconds = seconds + np.maximum(*self._attention_parts_s(law, read, pairs, shape.tokens))
+            seconds += np.maximum(*self._attention_parts_s(law, read, pairs, shape.tokens))
         return seconds
 
     def _fixed_s(self, shape: StepShape) -> float:
         """Weights, small kernels and exchange: what does not depend on contexts."""
+        fixed = self._fixed.get(shape.tokens)
+        if fixed is None:
+            fixed = self._fixed[shape.tokens] = self._without_contexts_s(shape)
+        return fixed
+
+    def _without_contexts_s(self, shape: StepShape) -> float:
         machine, factors = self.machine, self.factors
         device = machine.accelerator
         flops = 2 * machine.active_parameters * shape.tokens
@@ -130,7 +145,6 @@ class RooflineCost:
 
     def _attention_parts_s(self, law: Law, read: Any, pairs: Any, tokens: int) -> tuple[Any, Any]:
         """(seconds of reading, seconds of arithmetic), of one step or of many: the same sums either way."""
-        device, factors = self.machine.accelerator, self.factors
-        touched = read * law.bytes_per_position + tokens * law.written_bytes
-        reading = touched / (device.bandwidth_bytes_per_s * factors.state_bandwidth.value)
-        return reading, pairs * law.flops_per_pair / (self._flops[1] * factors.attention_flops.value)
+        read_per_s, met_per_s = self._state_rates
+        reading = (read * law.bytes_per_position + tokens * law.written_bytes) / read_per_s
+        return reading, pairs * law.flops_per_pair / met_per_s

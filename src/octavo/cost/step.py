@@ -20,6 +20,9 @@ from octavo.scheduling.plan import StepPlan
 
 Float64 = npt.NDArray[np.float64]
 
+_ONES = np.ones(1024, dtype=np.int64)
+_ONES.setflags(write=False)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepShape:
@@ -50,7 +53,8 @@ class StepShape:
         """One token of every sequence: those at `positions`."""
         first = np.asarray(positions, dtype=np.int64)
         many = len(first)
-        return cls(many, many, many, int(np.add.reduce(first)) + many, first, np.ones(many, dtype=np.int64))
+        counts = _ONES[:many] if many <= len(_ONES) else np.ones(many, dtype=np.int64)
+        return cls(many, many, many, int(np.add.reduce(first)) + many, first, counts)
 
     def later(self, steps: int) -> StepShape:
         """The decode step that follows `steps` decode steps after this one, of the same sequences."""

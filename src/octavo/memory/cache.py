@@ -119,15 +119,21 @@ class KVCache:
         """
         return self.layout.blocks_for(tokens, step_tokens if self._sliding else None)
 
-    def blocks_to_come(self, rows: Int64, tokens: Int64, step_tokens: Int64) -> list[int]:
-        """Blocks of each group that these rows together still have to reserve to reach `tokens` positions."""
+    def blocks_to_come(self, rows: Int64, tokens: Int64, step_tokens: Int64 | None) -> list[int]:
+        """Blocks of each group that these rows together still have to reserve to reach `tokens` positions.
+
+        `step_tokens` is the most that each computes in one step; where no blocks are given up it does not matter.
+        """
         come = []
         for group, table in zip(self.layout.groups, self.tables, strict=True):
-            if group.slides and self._sliding:
+            held = table.counts[rows]
+            if self._sliding:
+                held -= table.firsts[rows]
+            if group.slides and self._sliding and step_tokens is not None:
                 most = group.most_blocks_many(tokens, step_tokens)
             else:
                 most = -(-tokens // group.block_tokens) if group.block_tokens else np.ones_like(tokens)
-            come.append(int(np.maximum(0, most - table.held[rows]).sum()))
+            come.append(int(np.add.reduce(np.maximum(0, most - held))))
         return come
 
     def max_tokens_per_sequence(self) -> int:
@@ -167,7 +173,18 @@ class KVCache:
 
         With contiguous allocation the first reservation of a row is its only one.
         """
-        return self.reserve_many(np.array([row], dtype=np.int64), np.array([upto], dtype=np.int64))
+        if not self._plain:
+            return self.reserve_many(np.array([row], dtype=np.int64), np.array([upto], dtype=np.int64))
+        table = self.tables[0]
+        missing = -(-upto // self._block_tokens[0]) - int(table.counts[row])
+        if missing <= 0:
+            return NOTHING_NEW
+        taken = self.take([missing])
+        if isinstance(taken, Shortfall):
+            return taken
+        owners = np.empty(missing, dtype=np.int64)
+        owners.fill(row)
+        return Reservation((NewBlocks(0, owners, table.append(row, taken[0]), taken[0]),))
 
     def reserve_many(self, rows: Int64, upto: Int64) -> Reservation | Shortfall:
         """`reserve` for all of `rows` (no repeats) together: all of them or none."""
@@ -204,6 +221,8 @@ class KVCache:
         need = (upto > have * size).nonzero()[0]
         if not len(need):
             return NOTHING_NEW
+        if len(need) == 1:  # as most often: a step is short beside a block
+            return self.reserve(int(rows[need[0]]), int(upto[need[0]]))
         missing = -(-upto[need] // size) - have[need]
         taken = self.take([int(np.add.reduce(missing))])
         return taken if isinstance(taken, Shortfall) else Reservation((self._append(0, rows[need], missing, taken[0]),))
@@ -279,12 +298,13 @@ class KVCache:
                 continue
             first, last = before // tokens, upto // tokens
             if group in self._sliding:
-                first = np.maximum(first, self.tables[group].firsts[rows])
-            crossed = (last > first).nonzero()[0]
+                first = np.minimum(last, np.maximum(first, self.tables[group].firsts[rows]))
+            many = last - first
+            crossed = many.nonzero()[0]
             if not len(crossed):
                 continue
             table = self.tables[group].slots
-            if np.count_nonzero(last[crossed] - first[crossed] == 1) == len(crossed):
+            if int(np.add.reduce(many)) == len(crossed):
                 full = table[rows[crossed], first[crossed]]
             else:
                 full = np.concatenate([table[rows[i], first[i] : last[i]] for i in crossed.tolist()])
@@ -416,6 +436,10 @@ class KVCache:
             np.subtract.at(refs, slots, 1)
             gone = slots[refs[slots] == 0]
             gone = gone[np.sort(np.unique(gone, return_index=True)[1])]
+        if touched <= self.settled and self.sharing is None and self.copied is None:
+            # Nobody else has touched them, and no plan that did is in flight.
+            self._retire(group, gone, used=used)
+            return
         last_plan = self.pool.slots[group].last_plan
         last_plan[slots] = np.maximum(last_plan[slots], touched)
         busy = last_plan[gone] > self.settled

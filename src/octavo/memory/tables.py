@@ -41,7 +41,7 @@ class BlockTables:
         """Blocks at these places, which are the next ones of each of `rows`, without a gap and in order for each."""
         self._widen(max(indices.tolist(), default=-1) + 1)
         self.slots[rows, indices] = slots
-        np.maximum.at(self.counts, rows, indices + 1)
+        self.counts[rows] = indices + 1  # the last of each row stays
 
     def append(self, row: int, slots: Int64) -> Int64:
         start = int(self.counts[row])

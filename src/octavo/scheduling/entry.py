@@ -205,9 +205,11 @@ def _promised(scheduler: Scheduler) -> _Promised:
     running, cache = scheduler.running, scheduler.cache
     rows = running.order
     known = running.known[rows] + running.pending[rows]
-    step = np.minimum(running.step[rows], np.maximum(1, known - running.computed[rows]))
-    if scheduler.plans_ahead:
-        step += np.maximum(step, running.computed[rows] - cache.committed[rows])
+    step = None
+    if cache.gives_up:
+        step = np.minimum(running.step[rows], np.maximum(1, known - running.computed[rows]))
+        if scheduler.plans_ahead:
+            step += np.maximum(step, running.computed[rows] - cache.committed[rows])
     most = np.where(running.done[rows], 0, running.limit[rows] - 1)
     return _Promised(cache.blocks_to_come(rows, known, step), cache.blocks_to_come(rows, most, step))
 

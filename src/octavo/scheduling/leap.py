@@ -78,9 +78,9 @@ def quiet_steps(scheduler: Scheduler, refused_for: Resource | None = None) -> in
     if waiting and not _go_on_waiting(scheduler, refused_for):
         return 0
     computed, known = running.computed[rows], running.known[rows]
-    if (computed != known - 1).any() or (computed < running.feed_tokens[rows]).any():
+    if np.count_nonzero((computed != known - 1) | (computed < running.feed_tokens[rows])):
         return 0
-    steps = int((running.limit[rows] - known).min())
+    steps = int(np.minimum.reduce(running.limit[rows] - known))
     cache = scheduler.cache
     if cache.sharing is not None and (scheduler.snapshots.needed or (waiting and refused_for == "kv_blocks")):
         # Constant state is copied where a block is completed; and it may be what somebody waits to start from.
@@ -136,9 +136,10 @@ def advance(
     """
     running, cache = scheduler.running, scheduler.cache
     rows, asked = running.live_rows(), len(moments) - 1
-    if (running.stop_ids[rows] == tokens[:, None]).any():
+    if np.count_nonzero(running.stop_ids[rows] == tokens[:, None]):
         raise InvariantViolation("quiet-steps", "a token that ends a sequence is none to leap with")
-    if (running.known[rows] + asked > running.limit[rows]).any():
+    left = int(np.minimum.reduce(running.limit[rows] - running.known[rows]))
+    if asked > left:
         raise InvariantViolation("quiet-steps", f"a sequence passes its limit within {asked} steps")
     first, begun, before = scheduler.next_plan, running.computed[rows], running.last_token[rows]
     running.learn_repeated(rows, tokens, asked)
@@ -159,7 +160,8 @@ def advance(
     ending = tokens if last is None or steps < asked else last
     if ending is not tokens:
         running.relearn_last(rows, ending)
-    scheduler.end_reached(rows, ending, float(moments[steps]))
+    if ending is not tokens or steps == left:
+        scheduler.end_reached(rows, ending, float(moments[steps]))
     return DecodeRun(
         first=first,
         moments=moments[: steps + 1],

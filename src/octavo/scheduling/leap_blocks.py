@@ -95,22 +95,28 @@ class _Coming:
 def _coming(cache: KVCache, rows: Int64, asked: Blocks) -> _Coming:
     size = cache.layout.groups[0].block_tokens or BOUNDLESS
     room = cache.tables[0].counts[rows] * size - asked.positions
-    many = np.maximum(0, -(-(asked.steps - room) // size))
-    ends = many.cumsum()
-    places = np.repeat(np.arange(len(rows)), many)
-    turns = np.arange(len(places)) - (ends - many)[places]
-    steps = room[places] + turns * size
-    order = np.argsort(steps * len(rows) + places)
+    places = (room < asked.steps).nonzero()[0]
+    steps = room[places]
+    if len(places) and asked.steps - int(np.minimum.reduce(steps)) > size:
+        many = -(-(asked.steps - steps) // size)
+        place = np.arange(len(places)).repeat(many)
+        turns = np.arange(len(place)) - (many.cumsum() - many)[place]
+        places, steps = places[place], steps[place] + turns * size
+    else:  # as most often: one block each at most
+        turns = np.zeros(len(places), dtype=np.int64)
+    order = steps.argsort(kind="stable")
     return _Coming(steps[order], places[order], turns[order])
 
 
 def _at_once(scheduler: Scheduler, rows: Int64, asked: Blocks, coming: _Coming) -> Taken:
     """One group, a block a slab: many blocks are those that come one by one."""
     cache, pool = scheduler.cache, scheduler.cache.pool
-    taken = np.bincount(coming.steps, minlength=asked.steps).cumsum()
-    enough = int(np.searchsorted(taken, pool.free.count, side="right"))
-    free_slabs: Int64 = (pool.available_slabs - taken)[:enough]
-    count = int(taken[enough - 1]) if enough else 0
+    enough, count = asked.steps, len(coming.steps)
+    if count > pool.free.count:
+        enough = int(coming.steps[pool.free.count])
+        count = int(coming.steps.searchsorted(enough))
+    taken = np.bincount(coming.steps[:count], minlength=enough).cumsum()
+    free_slabs: Int64 = pool.available_slabs - taken
     begun, had, sharing = cache.tables[0].counts[rows], 0, cache.sharing
     if sharing is not None:
         size = sharing.directory.space.block_tokens

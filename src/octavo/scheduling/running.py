@@ -23,6 +23,9 @@ from octavo.scheduling.plan import PENDING
 from octavo.scheduling.sequence import Sequence, SequenceState
 
 _NO_STOP = -2  # never equal to a token id
+_FEW = 32
+"""Tokens of a row: so many are written with those of others, more of them row by row."""
+_LATER = np.arange(_FEW, dtype=np.int64)
 
 
 class RunningSet:
@@ -158,7 +161,7 @@ class RunningSet:
         """Each row's next token has become known."""
         known = self.known[rows]
         index = known - self.prompt[rows]
-        self._widen_outputs(int(index.max(initial=-1)) + 1)
+        self._widen_outputs(int(np.maximum.reduce(index, initial=-1)) + 1)
         self.outputs[rows, index] = tokens
         self.last_token[rows] = tokens
         self.known[rows] = known + 1
@@ -167,10 +170,13 @@ class RunningSet:
     def learn_repeated(self, rows: Int64, tokens: Int32, steps: int) -> None:
         """`steps` further tokens of each row have become known, all of them the row's entry of `tokens`."""
         first = self.known[rows] - self.prompt[rows]
-        self._widen_outputs(int(first.max(initial=-steps)) + steps)
+        self._widen_outputs(int(np.maximum.reduce(first, initial=-steps)) + steps)
         outputs = self.outputs
-        for row, begin, token in zip(rows.tolist(), first.tolist(), tokens.tolist(), strict=True):
-            outputs[row, begin : begin + steps] = token
+        if steps <= _FEW:
+            outputs[rows[:, None], first[:, None] + _LATER[:steps]] = tokens[:, None]
+        else:
+            for row, begin, token in zip(rows.tolist(), first.tolist(), tokens.tolist(), strict=True):
+                outputs[row, begin : begin + steps] = token
         self.last_token[rows] = tokens
         self.known[rows] += steps
 

@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-import numpy as np
-
 from octavo.errors import ConfigError, InvariantViolation, RequestError
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Admitted, Event, Finished, Preempted, Resource, StepEnded, StepPlanned
@@ -167,15 +165,17 @@ class Simulation:
             return False
         rows = scheduler.running.live_rows()
         positions = scheduler.running.computed[rows]
-        steps = min(steps, self.executor.steps_before_a_stop(rows, positions) + 1)
+        stop = self.executor.steps_before_a_stop(rows, positions) + 1
+        steps = min(steps, stop)
         moments = self.executor.run_ns(positions, self.now_ns, steps)
         for coming in (self.source.next_ns(), None if self.mover is None else self.mover.next_ns()):
             if coming is not None:
                 # A step that is planned at the moment of an arrival, or of word of a copy, plans with it.
-                steps = min(steps, int(np.searchsorted(moments[:-1], coming, side="left")))
+                steps = min(steps, int(moments[:-1].searchsorted(coming)))
         if not steps:
             return False
-        tokens, last = self.executor.tokens_between_stops(rows), self.executor.tokens_at(rows, positions + steps)
+        tokens = self.executor.tokens_between_stops(rows)
+        last = self.executor.tokens_at(rows, positions + steps) if steps == stop else None
         before = scheduler.drain_events()
         run = advance(scheduler, tokens, moments[: steps + 1] / NANOSECONDS, self._refused_for, last)
         if run is None:

@@ -17,8 +17,7 @@ from octavo.scheduling.plan import NO_TOKEN, Admission, StepPlan, StepResult
 from octavo.scheduling.request import Request
 
 NANOSECONDS = 10**9
-NEVER = -1
-_FOREVER = 2**62
+NEVER = 2**62
 
 
 def seconds(nanoseconds: int) -> float:
@@ -78,7 +77,7 @@ class SimExecutor:
         """By row: the token that is no end."""
         self._stop = np.zeros(0, dtype=np.int32)
         self._stop_at = np.zeros(0, dtype=np.int64)
-        """By row: the position of the stop token, or NEVER."""
+        """By row: the position of the stop token, or NEVER, beyond all others."""
 
     @property
     def clock_s(self) -> float:
@@ -112,9 +111,7 @@ class SimExecutor:
 
     def steps_before_a_stop(self, rows: Int64, positions: Int64) -> int:
         """Decode steps from these positions on that yield no stop token."""
-        stop_at = self._stop_at[rows]
-        left = np.where(stop_at == NEVER, _FOREVER, stop_at - positions - 1)
-        return int(left.min(initial=_FOREVER))
+        return int(np.minimum.reduce(self._stop_at[rows] - positions, initial=NEVER)) - 1
 
     def tokens_at(self, rows: Int64, positions: Int64) -> Int32:
         """What each row's token at this position would be."""
@@ -130,12 +127,11 @@ class SimExecutor:
         """
         shape = StepShape.decode(positions)
         runs = run_seconds(self.cost, shape, steps) if self._runs is None else self._runs.run_seconds(shape, steps)
-        device = np.rint(runs * NANOSECONDS).astype(np.int64)
         moments = np.empty(steps + 1, dtype=np.int64)
         moments[0] = now_ns
-        np.cumsum(device + self._host_ns(shape), out=moments[1:])
-        moments[1:] += now_ns
-        return moments
+        moments[1:] = np.rint(runs * NANOSECONDS)
+        moments[1:] += self._host_ns(shape)
+        return moments.cumsum()
 
     def _host_ns(self, shape: StepShape) -> int:
         return 0 if self._host is None else nanoseconds(self._host.host_seconds(shape))

@@ -49,7 +49,7 @@ class Gaps:
         if not len(self._counts):
             self._counts, self._sums = np.zeros(_BINS), np.zeros(_BINS)
         values = np.concatenate(self._values)
-        weights = np.concatenate([np.full(len(v), w) for v, w in zip(self._values, self._weights, strict=True)])
+        weights = np.repeat(self._weights, [len(v) for v in self._values])
         at = np.log(np.maximum(values, _LOWEST_S) / _LOWEST_S) / np.log(_RATIO)
         places = np.minimum(at.astype(np.int64), _BINS - 1)
         self._counts += np.bincount(places, weights, _BINS)

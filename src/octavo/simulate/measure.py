@@ -229,7 +229,8 @@ class Measured:
 
     def _run(self, run: DecodeRun) -> None:
         ids, steps, sequences = run.sequence_ids, run.steps, len(run.rows)
-        took = run.moments[1:] - run.moments[:-1]
+        moments = run.moments
+        took = moments[1:] - moments[:-1]
         self.steps += steps
         self.decode_tokens += steps * sequences
         self.running_steps += steps * sequences
@@ -241,12 +242,12 @@ class Measured:
         self.used_slab_s += float(took.dot(used))
         self.peak_slabs = max(self.peak_slabs, int(np.maximum.reduce(used)))
         self._widen(int(np.maximum.reduce(ids)))
-        self._gaps.add(run.moments[1] - self._last_s[ids])
+        self._gaps.add(moments[1] - self._last_s[ids])
         self._gaps.add(took[1:], sequences)
-        self._last_s[ids] = run.moments[-1]
-        self.end_s = float(run.moments[-1])
-        for end in run.ended:
-            self._finished(end)
+        self.end_s = end = float(moments[-1])
+        self._last_s[ids] = end
+        for one in run.ended:
+            self._finished(one)
 
     def _widen(self, sequence_id: int) -> None:
         if sequence_id >= len(self._last_s):
