@@ -49,11 +49,20 @@ struct Work {
   void (*body)(void*, int64_t);
   void* context;
   std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr thrown;  // the first; read when nobody takes items any more
 };
 
+// Nothing is thrown out of here: neither the runtime nor a job that others are inside of could be left that way.
+// Items that nobody has taken by then are not taken.
 void take(void* argument) {
   Work& work = *static_cast<Work*>(argument);
-  for (int64_t i; (i = work.next.fetch_add(1, std::memory_order_relaxed)) < work.count;) work.body(work.context, i);
+  try {
+    for (int64_t i; (i = work.next.fetch_add(1, std::memory_order_relaxed)) < work.count;) work.body(work.context, i);
+  } catch (...) {
+    if (!work.failed.exchange(true)) work.thrown = std::current_exception();
+    work.next.store(work.count, std::memory_order_relaxed);
+  }
 }
 
 // Threads that stand by. Those that find a job open enter, look again whether it still is, and take items; the leader
@@ -149,6 +158,7 @@ void run_on_threads(int64_t count, int threads, void (*body)(void*, int64_t), vo
   if (threads > 1 && led) run_in_team(*led, work);
   else if (threads > 1 && parallel()) parallel()(take, &work, threads, 0);
   else take(&work);
+  if (work.thrown) std::rethrow_exception(work.thrown);
 }
 
 void with_team(int threads, void (*body)(void*), void* context) {

@@ -11,7 +11,8 @@ namespace octavo {
 // The name of the file that the runtime's entry point comes from, or "" where there is none.
 const char* thread_runtime();
 
-// body(context, index) for every index below `count`, each taken by whichever thread is free.
+// body(context, index) for every index below `count`, each taken by whichever thread is free. What one of them throws,
+// on whichever thread, comes out of here once all threads have put down what they held; some items were then not run.
 void run_on_threads(int64_t count, int threads, void (*body)(void*, int64_t), void* context);
 
 // One region of the runtime in which body(context) runs once, on the calling thread, while the others stand by for
