@@ -28,7 +28,8 @@ from typing import Any
 from engine import UNWANTED
 from machine_facts import described, machine_facts, torch_facts
 from prediction_engine import BLOCK_TOKENS, MOST_RUNS, engine_of, engine_options, run_apart, run_here, warm_up
-from prediction_runs import Timed
+from prediction_runs import Ran, Timed
+from prediction_steps import kinds_told, print_kinds, record_of
 from workloads import NAMES, SEED, Job, drawn_workloads, find_file, read_workloads
 
 GOALS = {"tokens_per_s": 0.05, "tpot_mean_s": 0.05, "ttft_p50_s": 0.10, "ttft_p99_s": 0.20}
@@ -50,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     facts = machine_facts() | torch_facts()
     print(f"{options.model or 'the embedded model'}, {options.dtype}; {described(facts)}")
     here = Here(options) if options.processes == 1 else None
-    calibration = read_calibration(options.calibration) if options.calibration else calibrated(options, here)
+    samples: list[Any] = []
+    runs: dict[str, list[Ran]] = {}
+    calibration = read_calibration(options.calibration) if options.calibration else calibrated(options, here, samples)
     if options.keep is not None:
         options.keep.write_text(written(calibration), encoding="utf-8")
     print_fit(calibration)
@@ -62,20 +65,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if here is None
             else here.run(timed)
         )
+        runs[timed.name] = real
         reports.append(told_of(report_of(timed, real, replica, calibration)))
     if here is not None:
         here.engine.close()
     if options.tiered:
-        reports.append(told_of(tiered(options, replica, calibration, apart=here is None)))
+        report, runs["W2 tiered"] = tiered(options, replica, calibration, apart=here is None)
+        reports.append(told_of(report))
     pooled = pooled_coverage(reports)
     print_table(reports, pooled)
+    kinds = kinds_told(calibration, samples, runs)
+    print_kinds(kinds)
+    if options.record is not None:
+        options.record.write_text(json.dumps(record_of(calibration, samples, runs)), encoding="utf-8")
     took = time.monotonic() - begun
     print(f"all of it took {took:.0f} s")
     told = {"benchmark": "prediction", "model": calibration.model_name, "dtype": options.dtype, "machine": facts,
             "clock": "own" if options.own_time else "wall", "processes": options.processes, "seconds": took,
             "scale": options.scale, "repeat": options.repeat, "errors": dict(calibration.errors),
             "terms": {t.name: s for t, s in zip(calibration.step.terms, calibration.step.seconds, strict=True)},
-            "workloads": reports, "steps": pooled}  # fmt: skip
+            "workloads": reports, "steps": pooled, "kinds": kinds}  # fmt: skip
     print(json.dumps(told))
 
 
@@ -87,8 +96,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", default="float32", help="of weights, activations and KV cache (default float32)")
     add("--calibration", type=Path, help="a file of octavo calibrate with this engine's options, instead of measuring")
     add("--keep", type=Path, help="write the calibration here")
+    add("--record", type=Path, help="keep all steps here, for prediction_steps.py")
     add("--calibrate", type=float, default=120.0, help="seconds of calibrating (default 120)")
-    add("--processes", type=int, default=4, help="that calibrate in turn (default 4); 1: all runs in this one process")
+    add("--processes", type=int, default=8, help="that calibrate in turn (default 8); 1: all runs in this one process")
     add("--workloads", default=",".join(NAMES), help="by commas (default all four; none for none)")
     add("--loads", default="0.5,0.8,0.95", help="Poisson arrivals at these shares of capacity (none for none)")
     add("--tiered", type=float, default=0.3, help="also W2 with this share of its blocks and a host tier (0: not)")
@@ -150,7 +160,7 @@ class Here:
         return run_here(self.asked, self.engine, timed, self.options.repeat)
 
 
-def calibrated(options: argparse.Namespace, here: Here | None) -> Any:
+def calibrated(options: argparse.Namespace, here: Here | None, samples: list[Any]) -> Any:
     from octavo.cli.calibrate_machine import machine_fields
 
     said = 0.0
@@ -168,7 +178,7 @@ def calibrated(options: argparse.Namespace, here: Here | None) -> Any:
             config=engine_options(vars_of(options), blocks_of(options)), seconds=options.calibrate,
             processes=options.processes, clock="own" if options.own_time else "wall", threads=options.threads,
         )  # fmt: skip
-        return calibrate_rounds(rounds, machine_fields(), tell)
+        return calibrate_rounds(rounds, machine_fields(), tell, samples.extend)
     from octavo.runtime.calibrate import Measuring
     from octavo.runtime.calibrate_record import calibrate
 
@@ -232,7 +242,9 @@ def _job(random: Random, vocabulary: int, scale: float) -> Job:
     return Job(prompt, max(2, round(random.randint(16, 256) * scale)))
 
 
-def tiered(options: argparse.Namespace, replica: Any, calibration: Any, *, apart: bool) -> dict[str, Any]:
+def tiered(
+    options: argparse.Namespace, replica: Any, calibration: Any, *, apart: bool
+) -> tuple[dict[str, Any], list[Ran]]:
     """W2 in a pool for a share of it: who gives way is moved to the host, and back."""
     from dataclasses import replace
 
@@ -252,7 +264,8 @@ def tiered(options: argparse.Namespace, replica: Any, calibration: Any, *, apart
         warm_up(asked, small, timed)
         real = run_here(asked, small, timed, options.repeat)
         small.close()
-    return report_of(timed, real, replace(replica, slabs=blocks), calibration, Lower(host_bytes=host_bytes))
+    report = report_of(timed, real, replace(replica, slabs=blocks), calibration, Lower(host_bytes=host_bytes))
+    return report, real
 
 
 def report_of(timed: Any, real: list[Any], replica: Any, calibration: Any, lower: Any = None) -> dict[str, Any]:

@@ -49,18 +49,21 @@ class Ran:
     steps: list[tuple[StepShape, float]] = field(default_factory=list)
     stolen: float = 0.0
     """Of the machine's processor time meanwhile, the share that other machines on the same host took."""
+    rested: list[int] = field(default_factory=list)
+    """Numbers of the steps before which nothing was there to do."""
 
     def told(self) -> list[object]:
         """As JSON."""
         steps = [(shape.starts.tolist(), shape.counts.tolist(), shape.sampled, took) for shape, took in self.steps]
-        return [self.figures, self.span_s, steps, self.stolen]
+        return [self.figures, self.span_s, steps, self.stolen, self.rested]
 
     @classmethod
     def of(cls, told: list[object]) -> Ran:
-        figures, span_s, steps, stolen = told
+        figures, span_s, steps, stolen, rested = told
         return cls(
             figures, span_s,
             [(StepShape.from_chunks(starts, counts, sampled), took) for starts, counts, sampled, took in steps], stolen,
+            rested,
         )  # fmt: skip
 
 
@@ -124,6 +127,7 @@ def run_really(engine: Engine, timed: Timed, clock: Clock) -> Ran:
 
 def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> Ran:
     steps: list[tuple[StepShape, float]] = []
+    rested: list[int] = []
     prompts = [{"prompt_token_ids": list(job.prompt)} for job in timed.jobs]
     params = [SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True) for job in timed.jobs]
     coming = 0
@@ -136,6 +140,8 @@ def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> R
             coming += 1
         if not engine.core.has_work:
             clock.wait(max(0.0, timed.arrivals[coming] - (clock.now() - start)))
+            if rested[-1:] != [len(steps)]:
+                rested.append(len(steps))
             continue
         watching.shape = None
         begun = clock.now()
@@ -155,7 +161,7 @@ def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> R
     end = max(record.finished_s for record in records) - start
     tpot = np.array([seconds / count for seconds, count in decoded])
     figures = _figures(timed, first - np.array(timed.arrivals), tpot, end)
-    return Ran(figures, end, steps, stolen / passed if passed else 0.0)
+    return Ran(figures, end, steps, stolen / passed if passed else 0.0, rested)
 
 
 def _ticks() -> tuple[int, int]:

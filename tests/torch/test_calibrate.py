@@ -26,7 +26,7 @@ from octavo.engine.engine import Engine
 from octavo.errors import ConfigError, OctavoError
 from octavo.memory.check import is_empty
 from octavo.planner.asked import Asked
-from octavo.runtime import calibrate_rounds
+from octavo.runtime import calibrate_round, calibrate_rounds
 from octavo.runtime.calibrate import DECODE_STEPS, Measuring, Stage, measure_steps
 from octavo.runtime.calibrate_transfers import measure_transfers
 from octavo.scheduling.request import SamplingParams
@@ -138,6 +138,17 @@ def test_later_processes_run_the_linear_kernels_that_the_first_one_chose(
     calibrate_rounds.calibrate_rounds(rounds, {})
     assert seen == [None, later, later]
     assert rounds.config == {"model": "any"}
+
+
+def test_idle_threads_of_a_measuring_process_are_told_to_sleep_soon_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told() -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(calibrate_round, "spin_briefly", told)
+    with pytest.raises(InterruptedError):
+        calibrate_round.measured({}, lambda share, text: None)
 
 
 def test_what_cannot_be_measured_is_refused(model: Path) -> None:

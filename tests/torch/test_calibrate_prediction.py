@@ -13,8 +13,9 @@ from checkpoints import tiny_llama
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import prediction
+import prediction_steps
 from prediction_engine import MOST_RUNS, run_apart
-from prediction_runs import Timed, run_virtually, step_coverage
+from prediction_runs import Ran, Timed, run_virtually, step_coverage
 from workloads import Job
 
 from octavo.cost.calibration import read_calibration
@@ -31,7 +32,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Pa
     kept = folder / "c.json"
     flags = ["--model", str(model), "--processes", "1", "--calibrate", "3", "--workloads", "W1,W2", "--loads", "0.5",
              "--scale", "0.05", "--seconds", "0.2", "--max-model-len", "400", "--kv-tokens", "4000",
-             "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--keep", str(kept), "none.json"]  # fmt: skip
+             "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--keep", str(kept),
+             "--record", str(folder / "record.json"), "none.json"]  # fmt: skip
     out: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(prediction, "find_file", lambda *_: None)
@@ -76,6 +78,49 @@ def test_coverage_counts_steps_inside_their_interval(ran: tuple[dict[str, object
     assert (found["inside"], found["below"], found["above"]) == (0.6, 0.2, 0.2)
     assert found["median_width"] == pytest.approx((high - low) / (cost.step_seconds(shape) + cost.host_seconds(shape)))
     assert np.isfinite(found["total"])
+
+
+def test_steps_are_told_apart_by_kind_and_after_a_rest(ran: tuple[dict[str, object], Path]) -> None:
+    kinds = [prediction_steps.kind_of(StepShape.decode([9] * rows)) for rows in (1, 2, 3, 4, 5, 16, 17)]
+    assert kinds == ["1 row", "2 rows", "3 or 4", "3 or 4", "5 to 8", "9 to 16", "17 and more"]
+    longer = [prediction_steps.kind_of(StepShape.from_chunks([5, 0], [1, many], 2)) for many in (2, 63, 64, 256)]
+    assert longer == ["up to 64 tokens", "up to 64 tokens", "up to 256", "more"]
+    calibration = read_calibration(ran[1])
+    cost, shape = FittedCost(calibration), StepShape.decode([20])
+    expected = cost.step_seconds(shape) + cost.host_seconds(shape)
+    runs = {"one": [Ran({}, 1.0, [(shape, expected), (shape, expected / 2), (shape, expected / 4)], rested=[1])]}
+    told = prediction_steps.kinds_told(calibration, [], runs)
+    assert told["calibration"] == {}
+    assert told["runs"]["1 row"] == pytest.approx({"steps": 3, "off": 1.0, "total": 3 / 1.75 - 1})
+    assert told["runs"]["after a rest"] == pytest.approx({"steps": 1, "off": 1.0})
+
+
+def test_a_record_is_fitted_again_without_measuring(
+    ran: tuple[dict[str, object], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads((ran[1].parent / "record.json").read_text())
+    runs = {name: [Ran.of(one) for one in several] for name, several in record["runs"].items()}
+    assert list(runs) == ["W1", "W2", "Poisson 50%", "W2 tiered"]
+    assert runs["Poisson 50%"][0].rested[0] == 0, "nothing is there before the first arrival"
+    steps = [step for several in runs.values() for one in several for step in one.steps]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match="several processes"):
+        prediction_steps.main([str(path)])
+    record["samples"] = [
+        [number, 0, shape.starts.tolist(), shape.counts.tolist(), shape.sampled, 0.9 * took, 0.1 * took, number % 3]
+        for number, (shape, took) in enumerate(steps[::4])
+    ]
+    path.write_text(json.dumps(record))
+    for first, processes in (([], 3), (["--first", "2"], 2)):
+        prediction_steps.main([str(path), *first])
+        out = capsys.readouterr().out
+        assert f"steps of {processes} processes" in out
+        told = json.loads(out.splitlines()[-1])
+        assert told["steps"]["all"]["steps"] == len(steps)
+        assert 0.4 < told["steps"]["all"]["inside"] <= 1
+        fitted = [sample for sample in record["samples"] if sample[-1] < processes]
+        assert sum(one["steps"] for one in told["kinds"]["calibration"].values()) == len(fitted)
 
 
 def test_what_was_not_measured_is_announced(ran: tuple[dict[str, object], Path]) -> None:

@@ -57,7 +57,7 @@ def calibrate(  # noqa: PLR0913 - one for each flag
     *,
     output: Out = "calibration.json",
     budget: Budget = 120.0,
-    processes: Processes = 4,
+    processes: Processes = 8,
     max_batch: Batch = None,
     max_context: Context = None,
     temperature: Temperature = 0.0,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cost.learn import Sample
+from octavo.engine.early import spin_briefly
 from octavo.errors import ConfigError, OctavoError
 
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "own": time.process_time}
@@ -46,6 +47,7 @@ def main() -> int:
 
 def measured(asked: Mapping[str, Any], tell: Callable[[float, str], None]) -> dict[str, Any]:
     """Raises `ConfigError`."""
+    spin_briefly()  # as every engine of octavo's: steps between which threads spin for milliseconds are others
     import torch
 
     from octavo.config import Config

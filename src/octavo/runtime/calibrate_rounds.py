@@ -35,7 +35,7 @@ class Rounds:
     """The engine's options, flat."""
     seconds: float
     """Of measuring, of all processes together; each loads the model besides."""
-    processes: int = 4
+    processes: int = 8
     max_batch: int | None = None
     max_context: int | None = None
     temperature: float = 0.0
@@ -59,8 +59,13 @@ class Rounds:
                 "spent": spent, "transfers": number == self.processes - 1, "disk": self.disk}  # fmt: skip
 
 
-def calibrate_rounds(rounds: Rounds, machine: Mapping[str, Any], tell: Tell = lambda share, text: None) -> Calibration:
-    """Raises `ConfigError`, or whatever else a process refused with."""
+def calibrate_rounds(
+    rounds: Rounds,
+    machine: Mapping[str, Any],
+    tell: Tell = lambda share, text: None,
+    keep: Callable[[list[Sample]], None] = lambda samples: None,
+) -> Calibration:
+    """`keep` is given all steps that were measured. Raises `ConfigError`, or whatever else a process refused with."""
     samples: list[Sample] = []
     spent: list[float] | None = None
     told: dict[str, Any] = {}
@@ -71,6 +76,7 @@ def calibrate_rounds(rounds: Rounds, machine: Mapping[str, Any], tell: Tell = la
         linear = linear or linear_backend_of(told["description"]["engine"])
         spent, loading = told["spent"], loading + told["loading_s"]
         samples += [_sample(one, number) for one in told["samples"]]
+    keep(samples)
     tell(1.0, "fit")
     laws = {route: TransferLaw.of(law, route) for route, law in told["transfers"].items()}
     about = {"seconds": rounds.seconds, "seed": rounds.seed, "processes": rounds.processes, "loading_s": loading}
