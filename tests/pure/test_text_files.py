@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
+import re
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.cli.main import run as octavo
 from octavo.cost.tables import Tables
 from octavo.errors import ConfigError
 from octavo.planner.workload import MOST_TOKENS, trace_lengths
@@ -94,3 +98,41 @@ def test_a_row_of_lengths_that_nobody_can_have_is_refused_by_its_number(row: str
     with pytest.raises(ConfigError, match=r"(line|row) 2") as refusal:
         trace_lengths(str(tmp_path / "given"))
     assert len(str(refusal.value)) < 600
+
+
+def packed(name: str, size: int, kind: str) -> bytes:
+    """A tar of one file of zeros."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode=kind) as archive:
+        member = tarfile.TarInfo(name)
+        member.size = size
+        archive.addfile(member, io.BytesIO(b"\0" * size))
+    return made.getvalue()
+
+
+WHOLE = packed("pool/chunk-0-trace.csv", 30_000, "w:gz")
+
+
+@pytest.mark.parametrize(("name", "data", "said"), [
+    ("pool.tar", b"garbage", "cannot be read"),
+    ("pool.tar.gz", b"garbage", "cannot be read"),
+    ("pool.tar.zst", b"garbage", "(cannot be read|is packed with zstd)"),  # with or without the package
+    ("pool.tgz", WHOLE[:40], "cannot be read"),
+    ("pool.tgz", WHOLE[:40] + b"\xff" * 40 + WHOLE[80:], "cannot be read"),
+    ("pool.tar", packed("pool/chunk-0-trace.csv", 30_000, "w:")[:700], "(cannot be read|unpacks to over)"),
+    ("pool.tgz", WHOLE, "unpacks to over 20,000 bytes"),
+    ("pool.tgz", packed("pool/other", 30_000, "w:gz"), "no ServeGen pool"),
+], ids=["garbage", "garbage-gz", "garbage-zst", "cut", "damaged", "cut-plain", "too-much", "other"])  # fmt: skip
+def test_a_pool_that_is_damaged_or_unpacks_to_too_much_is_refused(
+    name: str,
+    data: bytes,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("octavo.cli.simulate_workload._MOST_POOL", 20_000)
+    (tmp_path / name).write_bytes(data)
+    shape = ("--layers", "2", "--kv-heads", "2", "--head-dim", "16", "--weights-bytes", "1MiB", "--context", "64")
+    assert octavo(["simulate", *shape, "--device", "h100-sxm", "--trace", str(tmp_path / name)]) == 2
+    assert re.search(said, capsys.readouterr().err)

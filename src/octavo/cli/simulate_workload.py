@@ -5,7 +5,9 @@ Owns reading files and the words of these options. What they mean is `octavo.sim
 
 from __future__ import annotations
 
+import lzma
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ from octavo.simulate.trace import TraceRequest
 
 _POOLS = (".tar", ".tar.zst", ".tar.gz", ".tgz")
 _MOST_FILE = 2**28
+_MOST_POOL = 2**31
 
 
 _OWN_ARRIVALS = "makes arrivals, and a trace has its own: leave it out"
@@ -183,12 +186,18 @@ def _pool_files(path: Path) -> Iterator[tuple[str, bytes]]:
             for one in sorted(path.rglob("chunk-*")):
                 yield one.name, one.read_bytes()
             return
+        left = _MOST_POOL
         with _plain(path) as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
             for member in archive:
                 content = archive.extractfile(member) if member.isfile() and member.size <= _MOST_FILE else None
-                if content is not None:
+                if content is not None and Path(member.name).name.startswith("chunk-"):
+                    left -= member.size
+                    if left < 0:
+                        raise ConfigError(
+                            "trace", str(path), f"unpacks to over {_MOST_POOL:,} bytes; unpack it yourself"
+                        )
                     yield member.name, content.read()
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         raise ConfigError("trace", str(path), f"cannot be read ({error})") from None
 
 
@@ -200,8 +209,12 @@ def _plain(path: Path) -> Iterator[IO[bytes]]:
             yield packed
             return
         try:
-            with _zstd(packed) as stream:
-                yield stream
+            reader, damaged = _zstd(packed)
+            with reader as stream:
+                try:
+                    yield stream
+                except damaged as error:
+                    raise OSError(str(error)) from None
         except ImportError:
             raise ConfigError(
                 "trace",
@@ -210,11 +223,11 @@ def _plain(path: Path) -> Iterator[IO[bytes]]:
             ) from None
 
 
-def _zstd(packed: IO[bytes]) -> Any:
-    """A reader of it: Python's own from 3.14 on, else the `zstandard` package."""
+def _zstd(packed: IO[bytes]) -> tuple[Any, type[Exception]]:
+    """A reader of it, and what that raises: Python's own from 3.14 on, else the `zstandard` package."""
     try:
         own: Any = import_module("compression.zstd")
-        return own.ZstdFile(packed)
+        return own.ZstdFile(packed), own.ZstdError
     except ImportError:
         package: Any = import_module("zstandard")
-        return package.ZstdDecompressor().stream_reader(packed)
+        return package.ZstdDecompressor().stream_reader(packed), package.ZstdError
