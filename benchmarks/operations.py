@@ -3,7 +3,8 @@
 Kinds inside a step's native layer call are timed by the extension itself on the thread that leads; what is around
 it (output head, embedding, plans, sampling, scheduling, text) by wrapping the calls. `--clock own` counts the time in
 which that thread had a core, which other programs disturb least (with `--threads 1`); `passed` the time that passed,
-which with several threads holds what they wait for each other. Prints a table for each type, then one JSON line.
+which with several threads holds what they wait for each other. With `--reuse prefix` every run starts with nothing
+kept, so that what it finds is its own. Prints a table for each type, then one JSON line.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def run(dtype: str, workload: Workload, options: argparse.Namespace) -> dict[str
     blocks = sum(-(-(len(job.prompt) + job.max_tokens) // BLOCK) for job in workload.jobs) + 8
     llm = LLM(
         dtype=dtype, threads=options.threads, max_model_len=workload.longest, max_num_seqs=len(workload.jobs),
-        num_gpu_blocks_override=blocks, max_num_batched_tokens=2048,
+        num_gpu_blocks_override=blocks, max_num_batched_tokens=2048, reuse=options.reuse,
     )  # fmt: skip
     params = [SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True) for job in workload.jobs]
     prompts = [{"prompt_token_ids": list(job.prompt)} for job in workload.jobs]
@@ -97,6 +98,7 @@ def run(dtype: str, workload: Workload, options: argparse.Namespace) -> dict[str
     best: dict[str, Any] = {}
     try:
         for _ in range(options.repeat):
+            llm.reset_prefix_cache()
             around.spent.clear()
             stack.time(CLOCKS[options.clock])
             start = clock()
@@ -140,13 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="lengths times this")
     parser.add_argument("--repeat", type=int, default=2, help="runs, of which the fastest is told")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--reuse", choices=("none", "prefix"), default="none")
     parser.add_argument("--clock", choices=list(CLOCKS), default="passed")
     options = parser.parse_args(arguments)
     file = find_file(options.file, Path(__file__).resolve().parent)
     known = drawn_workloads(49152) if file is None else read_workloads(file)
     workload = known[options.workload].scaled(options.scale)
     facts = machine_facts() | torch_facts()
-    print(f"{workload.described()}; {'drawn from a seed' if file is None else 'from a file'}; clock: {options.clock}")
+    source = "drawn from a seed" if file is None else "from a file"
+    print(f"{workload.described()}; {source}; clock: {options.clock}; reuse: {options.reuse}")
     results = {}
     for dtype in options.dtype:
         results[dtype] = found = run(dtype, workload, options)
@@ -158,7 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 flush=True,
             )
     print(f"\n{described(facts)}")
-    print(json.dumps({"benchmark": "operations", "workload": workload.name, "results": results, "machine": facts}))
+    asked = {"workload": workload.name, "reuse": options.reuse, "clock": options.clock}
+    print(json.dumps({"benchmark": "operations", **asked, "results": results, "machine": facts}))
 
 
 if __name__ == "__main__":
