@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -59,6 +60,23 @@ def test_four_in_five_steps_of_other_processes_lie_in_their_interval(
     assert 0.76 < inside < 0.84
     known = 2 * 1.2816 * np.hypot(apart, noise)
     assert known * 0.9 < width < known * (1.55 if processes == 4 else 1.25)
+
+
+@pytest.mark.parametrize(
+    ("wider", "apart", "noise", "least", "most"),
+    [
+        (lambda between: student(between.count - 1) / student(1e4), 0.03, 0.10, 0.86, 1.0),
+        (lambda between: 1.0, 0.08, 0.02, 0.0, 0.76),
+    ],
+    ids=["Student's law for all of it", "none"],
+)
+def test_simpler_intervals_would_hold_too_often_or_too_seldom(
+    wider: Callable[[Between], float], apart: float, noise: float, least: float, most: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Between, "widening", lambda between, ratios, weights: wider(between))
+    inside, _ = coverage(4, 40, apart, noise)
+    assert least < inside < most
 
 
 def test_twice_as_many_processes_of_half_the_steps_each_say_more() -> None:
