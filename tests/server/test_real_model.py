@@ -241,6 +241,7 @@ def test_the_other_languages_are_kept_to_as_well(server: Running) -> None:
 
     assert text(response_format={"type": "json_object"}, max_tokens=8).startswith("{")
     assert text(structured_outputs={"regex": "yes|no"}) in ("yes", "no")
+    assert text(structured_outputs={"choice": ["east", "west"]}) in ("east", "west")
     assert text(structured_outputs={"grammar": 'root ::= "left" | "right"'}) in ("left", "right")
     jsonschema.validate(json.loads(text(structured_outputs={"json": SCHEMA})), SCHEMA)
 

@@ -19,6 +19,8 @@ from octavo.runtime.grammar import Grammars
 from octavo.runtime.sampler import Sampler
 from octavo.scheduling.plan import NO_TOKEN, Admission
 from octavo.scheduling.request import Request, SamplingParams, StructuredOutputs
+from octavo.server.formats import format_of
+from octavo.server.wire import CompletionBody
 
 END, CONTROL, WIDTH = 256, 257, 270
 """The end token, a control token, and logits wider than the tokenizer."""
@@ -389,3 +391,15 @@ def test_grammars_are_compiled_once_and_the_cache_is_bounded(monkeypatch: pytest
         made.compiled(StructuredOutputs("json_schema", json.dumps({"properties": {f"key {index}": {}}})))
     assert 1 <= made.cached < 10
     assert made.compiled(OBJECT) is not first  # forgotten, and made anew
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", 'a "b" c', "a\\nb\\\\", "tab\tline\nend", "é 你好 👋🏽", "\x07 bell", "root ::= x | y"]
+)
+def test_a_choice_is_kept_to_letter_by_letter_whatever_is_in_it(text: str) -> None:
+    body = CompletionBody.parse({"prompt": "p", "structured_outputs": {"choice": ["other", text]}})
+    asked = format_of(body)
+    assert asked is not None
+    follower = GRAMMARS.follow(asked, (END,), np.array(ids(text), np.int32))
+    follower.allowed()
+    assert follower.must_end

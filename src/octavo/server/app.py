@@ -178,6 +178,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return ApiError(405, message, code="method_not_allowed", headers=headers).response()
     known = (
         "/v1/models, /v1/completions, /v1/chat/completions, /v1/cache/reset, /v1/cache/pin, /v1/cache/unpin, "
-        "/v1/cache/pins, /tokenize, /detokenize, /health, /ready, /metrics"
+        "/v1/cache/pins, /tokenize, /detokenize, /health, /ready, /metrics, /version"
     )
     return ApiError(404, f"{path!r}: is no address of this server; there are {known}", code="unknown_url").response()

@@ -16,6 +16,7 @@ from octavo.server.wire import Sampled
 
 _SCHEMA_FIELDS: Mapping[str, type] = {"name": str, "schema": dict, "description": str, "strict": bool}
 _KINDS: Mapping[str, str] = {"json": "json_schema", "regex": "regex", "grammar": "ebnf", "json_object": "json_object"}
+STRUCTURED_FIELDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def format_of(body: Sampled) -> StructuredOutputs | None:
@@ -58,10 +59,10 @@ def _schema(given: Any) -> Mapping[str, Any]:
 
 
 def _structured(given: Mapping[str, Any]) -> StructuredOutputs:
-    _only("structured_outputs", given, tuple(_KINDS))
+    _only("structured_outputs", given, STRUCTURED_FIELDS)
     asked = {name: value for name, value in given.items() if value is not None and value is not False}
     if len(asked) != 1:
-        raise wrong("structured_outputs", given, f"must have exactly one of {', '.join(_KINDS)}")
+        raise wrong("structured_outputs", given, f"must have exactly one of {', '.join(STRUCTURED_FIELDS)}")
     ((name, value),) = asked.items()
     if name == "json_object":
         if value is not True:
@@ -69,9 +70,21 @@ def _structured(given: Mapping[str, Any]) -> StructuredOutputs:
         return StructuredOutputs("json_object")
     if name == "json" and isinstance(value, dict):
         return StructuredOutputs("json_schema", json.dumps(value))
+    if name == "choice":
+        return StructuredOutputs("ebnf", _one_of(value))
     if not isinstance(value, str):
         raise wrong(f"structured_outputs.{name}", value, "must be a string", code="invalid_type")
     return StructuredOutputs(_KINDS[name], value)  # type: ignore[arg-type]  # one of its kinds
+
+
+def _one_of(choices: Any) -> str:
+    """The grammar of exactly these texts: JSON's escapes are the grammar's too."""
+    at = "structured_outputs.choice"
+    if not isinstance(choices, list) or not all(isinstance(text, str) for text in choices):
+        raise wrong(at, choices, "must be a list of strings", code="invalid_type")
+    if not choices or "" in choices:
+        raise wrong(at, choices, "name at least one text, none of them empty")
+    return "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
 
 
 def _only(path: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:

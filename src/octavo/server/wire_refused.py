@@ -56,7 +56,7 @@ UNSERVED: Mapping[str, str] = {
     "add_generation_prompt": "the answer is always a new message; leave it out",
     "guided_json": _GUIDED,
     "guided_regex": _GUIDED,
-    "guided_choice": _GUIDED,
+    "guided_choice": "use structured_outputs with choice",
     "guided_grammar": _GUIDED,
     "logits_processors": "no code from requests is run; use logit_bias",
     "mm_processor_kwargs": "only text is served; leave it out",
