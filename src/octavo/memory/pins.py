@@ -60,9 +60,10 @@ class Pins:
 
     def pin(self, path: Sequence[Node], until_s: float, salt: str = "") -> Pin:
         """Pin whole blocks from the start of a text on. Raises `RequestError` where that is beyond a bound."""
-        if len(self._pins) >= MOST_PINS:
-            raise RequestError("prompt", "a pin", f"there are {MOST_PINS} already; unpin others, or wait")
         size = self._directory.space.block_tokens
+        if len(self._pins) >= MOST_PINS:
+            remedy = f"cannot be pinned: there are {MOST_PINS} pins already; unpin others, or wait"
+            raise RequestError("prompt", f"{len(path) * size} kept tokens", remedy)
         more = sum(node.pins == 0 for node in path) * size
         if self.tokens + more > self.most_tokens:
             raise RequestError(

@@ -37,7 +37,8 @@ class Kept:
         """What is kept of this text goes last for `ttl_s` seconds. Raises `RequestError`."""
         sharing = self._cache.sharing
         if sharing is None or self.pins is None:
-            raise RequestError("prompt", "a pin", "nothing is kept here; start the engine with reuse=prefix")
+            remedy = "cannot be pinned, since nothing is kept here; start the engine with reuse=prefix"
+            raise RequestError("prompt", f"{len(token_ids)} tokens", remedy)
         if not 0 < ttl_s < float("inf"):
             raise RequestError("ttl", ttl_s, "must be a positive number of seconds")
         self.pins.expire(now)
