@@ -39,7 +39,7 @@ def read_text(path: str | Path, field: str, remedy: str = "") -> str:
         ) from None
 
 
-def _read(stream: IO[bytes], path: str, field: str) -> bytearray:
+def _read(stream: IO[bytes] | gzip.GzipFile, path: str, field: str) -> bytearray:
     data = bytearray()
     while piece := stream.read(_PIECE):
         data += piece

@@ -6,6 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.pure.test_simulate_report import BY_HAND
 
@@ -16,6 +17,7 @@ from octavo.simulate.lengths import lengths_named
 from octavo.simulate.measure import Measured
 from octavo.simulate.sources import ClosedLoop, OpenLoop
 from octavo.simulate.synthetic import Arrivals, PrefixTree, Synthetic
+from octavo.simulate.trace import MOST_TOKENS
 
 GOOD = '{"arrival":0,"input_tokens":10,"output_tokens":5}\n'
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -139,6 +141,7 @@ def test_hash_ids_that_do_not_fit_their_prompt_are_a_wrong_line(tmp_path: Path) 
     "text",
     ["0", "-5", "nan", "inf", "10.5", "99999999999", "uniform:5,1", "uniform:0,4", "uniform:1,nan", "lognormal:0,1",
      "lognormal:100,-1", "lognormal:1e30,1", "zipf:0,1,9", "zipf:1.2,0,9", "zipf:1.2,1,99999999999", "zipf:1.2,1.5,9",
+     "lognormal:1e-300,1e300", "lognormal:100,1e-300", "lognormal:1e-200,1e200", "zipf:nan,1,9",
      "empirical:", "empirical:5,0", "empirical:5,99999999999", "normal:5,5", ""],
 )  # fmt: skip
 def test_lengths_that_nobody_can_have_are_refused(text: str) -> None:
@@ -146,17 +149,41 @@ def test_lengths_that_nobody_can_have_are_refused(text: str) -> None:
         lengths_named("input_tokens", text)
 
 
+@pytest.mark.parametrize(
+    "text", ["zipf:1e9,2,100", "zipf:1e-9,1,100", "lognormal:1,1e6", "lognormal:1e7,10", "lognormal:0.001,1"]
+)
+def test_lengths_that_are_taken_are_lengths_however_they_are_spread(text: str) -> None:
+    drawn = lengths_named("input_tokens", text).draw(np.random.default_rng(0), 1000)
+    assert 1 <= drawn.min() <= drawn.max() <= MOST_TOKENS
+
+
+@pytest.mark.parametrize("variation", [0.0, 1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("rate", [1e-8, 1.0, 1e300])
+def test_arrivals_that_are_taken_are_moments_in_order(rate: float, variation: float) -> None:
+    try:
+        moments = Arrivals(rate=rate, variation=variation).draw_ns(np.random.default_rng(0), 20)
+    except ConfigError as error:
+        assert "hundred years" in str(error)  # noqa: PT017 - a burst may last that long
+    else:
+        assert (np.diff(moments) >= 0).all()
+        assert moments[0] >= 0
+
+
 def test_made_requests_refuse_what_cannot_be_made() -> None:
-    for wrong in ({"requests": 0}, {"seed": -1}, {"max_tokens": 0}, {"max_tokens": -3}, {"think_s": 1e300},
-                  {"think_s": float("nan")}):  # fmt: skip
+    for wrong in ({"requests": 0}, {"requests": 10**12}, {"seed": -1}, {"max_tokens": 0}, {"max_tokens": -3},
+                  {"think_s": 1e300}, {"think_s": float("nan")}):  # fmt: skip
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Synthetic(**({"requests": 5} | wrong))
-    for tree in ({"block_tokens": 2**25}, {"depth": 60, "fan": 60, "block_tokens": 1}, {"block_tokens": 0}):
+    for tree in ({"block_tokens": 2**25}, {"depth": 60, "fan": 60, "block_tokens": 1}, {"block_tokens": 0},
+                 {"depth": 16_000_000, "block_tokens": 1}):  # fmt: skip
         with pytest.raises(ConfigError):
             PrefixTree(**tree)
-    for rate in (0.0, -1.0, float("nan")):
+    for rate in (0.0, -1.0, float("nan"), 1e-320):
         with pytest.raises(ConfigError, match="rate"):
             Arrivals(rate=rate)
+    for variation in (-1.0, float("nan"), float("inf"), 1e300, 1e-300, 5e-324):
+        with pytest.raises(ConfigError, match="variation"):
+            Arrivals(rate=1.0, variation=variation)
     with pytest.raises(ConfigError, match="hundred years"):
         Synthetic(requests=5, arrivals=Arrivals(rate=1e-300)).draw()
     for speed in (0.0, -1.0, float("nan"), 1e-300, float("inf")):

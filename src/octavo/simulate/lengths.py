@@ -62,6 +62,9 @@ class Uniform:
         return generator.integers(self.low, self.high, count, endpoint=True, dtype=np.int64)
 
 
+MOST_SPREAD = 1e6
+
+
 @dataclass(frozen=True, slots=True)
 class LogNormal:
     mean: float
@@ -73,6 +76,9 @@ class LogNormal:
         _positive("mean", self.mean)
         _length("mean", max(1, round(self.mean)))
         _positive("deviation", self.deviation)
+        if not 1 / MOST_SPREAD <= self.deviation / self.mean <= MOST_SPREAD:
+            remedy = f"must be a millionth of mean={self.mean:g} at least, and {MOST_SPREAD:,.0f} times it at most"
+            raise ConfigError("deviation", self.deviation, remedy)
 
     def draw(self, generator: np.random.Generator, count: int) -> Int64:
         variance = log(1 + (self.deviation / self.mean) ** 2)
@@ -98,7 +104,7 @@ class Zipf:
 
     def draw(self, generator: np.random.Generator, count: int) -> Int64:
         lengths = np.arange(self.low, self.high + 1, dtype=np.int64)
-        weights = np.cumsum(lengths.astype(np.float64) ** -self.exponent)
+        weights = np.cumsum((lengths / self.low) ** -self.exponent)
         drawn: Int64 = lengths[np.searchsorted(weights, generator.random(count) * weights[-1], side="right")]
         return drawn
 

@@ -20,6 +20,12 @@ from octavo.simulate.executors import NANOSECONDS
 from octavo.simulate.lengths import Fixed, Lengths
 from octavo.simulate.trace import HASH_IDS, MOST_NS, MOST_TOKENS, TraceRequest
 
+LEAST_RATE = 1e-10
+"""Below it one request waits a hundred years."""
+MOST_VARIATION = 1e6
+MOST_REQUESTS = 2**24
+"""They are all drawn before the first arrives: gigabytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
@@ -36,8 +42,11 @@ class Arrivals:
     def __post_init__(self) -> None:
         if not self.rate > 0:
             raise ConfigError("rate", self.rate, "must be above 0 requests a second; inf sends all at once")
-        if not 0 <= self.variation < float("inf"):
-            raise ConfigError("variation", self.variation, "must be at least 0; 1 is a Poisson process")
+        if self.rate < LEAST_RATE:
+            raise ConfigError("rate", self.rate, "spreads requests over more than a hundred years; give more")
+        if self.variation != 0 and not 1 / MOST_VARIATION <= self.variation <= MOST_VARIATION:
+            raise ConfigError("variation", self.variation, f"must be 0, or from {1 / MOST_VARIATION:g} to "
+                                                           f"{MOST_VARIATION:g}; 1 is a Poisson process")  # fmt: skip
         if self.on_s is not None and not self.on_s > 0:
             raise ConfigError("on_s", self.on_s, "must be above 0 seconds")
         if not 0 <= self.off_s < float("inf"):
@@ -53,7 +62,8 @@ class Arrivals:
             gaps = generator.gamma(shape, 1 / (self.rate * shape), count)
         moments = np.cumsum(gaps)
         if self.on_s is not None:
-            moments = moments + np.floor(moments / self.on_s) * self.off_s
+            with np.errstate(over="ignore", invalid="ignore"):  # what is too long is refused below
+                moments = moments + np.floor(moments / self.on_s) * self.off_s
         if not moments[-1] <= MOST_NS / NANOSECONDS:
             raise ConfigError("rate", self.rate, f"spreads {count} requests over more than a hundred years; give more")
         ns: Int64 = np.rint(moments * NANOSECONDS).astype(np.int64)
@@ -80,9 +90,12 @@ class PrefixTree:
         tokens = (self.root_blocks + self.depth * self.level_blocks) * self.block_tokens
         if tokens > MOST_TOKENS:
             raise ConfigError("prefix", tokens, f"prompts begin alike by at most {MOST_TOKENS} tokens")
-        blocks = self.root_blocks + sum(self.fan ** (level + 1) * self.level_blocks for level in range(self.depth))
-        if blocks > HASH_IDS:
-            raise ConfigError("fan", self.fan, f"makes more than {HASH_IDS} blocks of a tree so deep; give less")
+        blocks, nodes = self.root_blocks, 1
+        for _ in range(self.depth):
+            nodes *= self.fan
+            blocks += nodes * self.level_blocks
+            if blocks > HASH_IDS:
+                raise ConfigError("fan", self.fan, f"makes more than {HASH_IDS} blocks of a tree so deep; give less")
 
     def path(self, generator: np.random.Generator) -> tuple[int, ...]:
         """Hash ids of one prompt's shared start."""
@@ -111,8 +124,8 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.requests < 1:
-            raise ConfigError("requests", self.requests, "must be at least 1")
+        if not 1 <= self.requests <= MOST_REQUESTS:
+            raise ConfigError("requests", self.requests, f"must be at least 1, and at most {MOST_REQUESTS:,}")
         if not 0 <= self.think_s <= MOST_NS / NANOSECONDS:
             raise ConfigError("think_s", self.think_s, "must be at least 0 seconds, and no hundred years")
         if self.max_tokens is not None and not 1 <= self.max_tokens <= MOST_TOKENS:
