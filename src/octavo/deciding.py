@@ -54,7 +54,7 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
         )
     most_slabs = free // layout.slab_bytes
     bound_len = min(asked_len or geometry.context_length or BOUNDLESS, max(1, tokens_in(layout, most_slabs, config)))
-    bound = _limits(config, facts, (tokens, seqs, bound_len), most_slabs * layout.groups[0].blocks_per_slab)
+    bound = _limits(config, facts, (tokens, seqs, bound_len), _most_blocks(layout, most_slabs))
     host_slabs = _host_slabs(config, layout)
     below = _host_lines(facts, host_slabs * layout.slab_bytes, free)
     runtime_bytes = sum(n.predicted_bytes for n in (*predict_runtime(geometry, bound), *below))
@@ -63,7 +63,7 @@ def decide(config: Config, geometry: ModelGeometry, facts: Facts) -> Deployment:
     warnings: list[str] = []
     max_len, len_reason = _cut_length(asked_len, len_reason, held, warnings)
     seqs, seqs_reason = _cut_seqs(seqs, seqs_reason, _most_sequences(layout, slabs), tokens)
-    final = _limits(config, facts, (tokens, seqs, max_len), slabs * layout.groups[0].blocks_per_slab)
+    final = _limits(config, facts, (tokens, seqs, max_len), _most_blocks(layout, slabs))
     ledger = make_ledger(
         geometry,
         weights_bytes=facts.weights_bytes,
@@ -135,9 +135,14 @@ def _least_limit(config: Config, facts: Facts) -> int:
     return free if asked is None else min(free, asked)
 
 
+def _most_blocks(layout: Layout, slabs: int) -> int:
+    """Of the group that makes the most of a slab."""
+    return slabs * max(g.blocks_per_slab for g in layout.groups)
+
+
 def _most_sequences(layout: Layout, slabs: int) -> int:
     """Sequences that can hold one block of each group at once."""
-    low, high = 0, slabs * max(g.blocks_per_slab for g in layout.groups)
+    low, high = 0, _most_blocks(layout, slabs)
     while low < high:
         middle = (low + high + 1) // 2
         if sum(-(-middle // g.blocks_per_slab) for g in layout.groups) <= slabs:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pure.planner_shapes import GIB, GPT_OSS, LLAMA_8B
+from tests.pure.planner_shapes import GIB, GPT_OSS, LLAMA_8B, QWEN_35_27B
 
 from octavo.geometry.dtypes import BF16
 from octavo.geometry.from_config import geometry_from_config
@@ -194,3 +194,11 @@ def test_llama_cpp_gives_an_index_values_too_where_there_are_values() -> None:
     made = plan(config, engine="llamacpp", context=262_144)
     assert made.sequence_bytes_per_device[262_144] == (6144 + 2304) * 2**20
     assert plan(config, context=262_144).sequence_bytes[262_144] == (6144 + 768) * 2**20  # what is needed
+
+
+def test_tables_hold_all_tokens_that_fit_where_a_slab_makes_many_blocks() -> None:
+    """The first group's slab is one recurrent state, of which the growing group makes many blocks."""
+    made = plan(QWEN_35_27B, device="h100-sxm", context=32768)
+    assert made.capacity is not None
+    assert made.capacity.block_bytes > 2 * made.capacity.page_bytes
+    assert lines(made)["block tables and token columns"] > 4 * made.capacity.tokens + 2 * 256 * (32768 // 16) * 4

@@ -249,7 +249,7 @@ def _budget(ground: Ground, paging: AnyPaging, weights: Weights) -> Budget | Non
         step_tokens=ground.step_tokens,
         length=ground.context,
         block_tokens=paging.block_tokens,
-        blocks=max(0, ground.memory_bytes - line.predicted_bytes) // unit,
+        blocks=max(0, ground.memory_bytes - line.predicted_bytes) // max(1, paging.page_bytes),
     )
     runtime = runtime_lines(ground.engine, ground.asked, ground.geometry, limits)
     return make_budget(ground.engine, ground.asked, ground.memory_bytes, line, runtime, unit)

@@ -37,15 +37,16 @@ def capacity_of(paging: AnyPaging, kv_bytes: int, context: int, contexts: tuple[
 def _margin(paging: AnyPaging, kv_bytes: int, context: int, largest: int) -> str:
     needed, usable = paging.units_for(context), paging.usable_units(kv_bytes)
     spare = usable - needed
+    units = "blocks" if paging.page_bytes == paging.unit_bytes else "slabs"
     if spare < 0:
         missing = -spare * paging.unit_bytes
         return (
-            f"one sequence of {context:,} needs {needed:,} blocks and {usable:,} are there: "
+            f"one sequence of {context:,} needs {needed:,} {units} and {usable:,} are there: "
             f"short of {-spare:,} ({missing:,} B); the longest that fits is {largest:,}"
         )
     if spare == 0:
-        return f"one sequence of {context:,} takes every one of {usable:,} blocks: it would start and could not go on"
+        return f"one sequence of {context:,} takes every one of {usable:,} {units}: it would start and could not go on"
     share = 100 * spare / needed
     return (
-        f"one sequence of {context:,} takes {needed:,} of {usable:,} blocks; {spare:,} to spare ({share:,.0f}% of it)"
+        f"one sequence of {context:,} takes {needed:,} of {usable:,} {units}; {spare:,} to spare ({share:,.0f}% of it)"
     )

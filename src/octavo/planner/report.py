@@ -148,11 +148,15 @@ def _capacity(plan: Plan) -> Iterator[str]:
         copies = f", {count * plan.dp:,} in all {plan.dp} replicas" if plan.dp > 1 else ""
         # never rounded up: 0.998 is not 1.00
         exactly = f"{floor(100 * found.concurrency[context]) / 100:.2f}{copies}"
-        yield f"{_INDENT}{context:>11,} tokens  {count:>8,} sequences at once ({exactly})"
+        yield f"{_INDENT}{context:>11,} tokens  {count:>8,} {_sequences(count)} at once ({exactly})"
     made_for = f" (the model was made for {plan.context_length:,})" if plan.context_length else ""
     longest = "any length" if found.largest_context >= 2**40 else f"{found.largest_context:,} tokens"
     yield f"{_INDENT}largest context that fits: {longest}{made_for}"
     yield f"{_INDENT}{'fits' if found.fits else 'DOES NOT FIT'}: {found.margin}"
+
+
+def _sequences(count: int) -> str:
+    return "sequence" if count == 1 else "sequences"
 
 
 def _limits(plan: Plan) -> Iterator[str]:
@@ -161,7 +165,7 @@ def _limits(plan: Plan) -> Iterator[str]:
         return
     least = min(limit.sequences for limit in found.all)
     waits = f"; a step then waits for {found.step_bound}" if found.step_bound else ""
-    yield f"LIMIT     {found.binding}, at {least:,} sequences of {found.context:,}{waits}"
+    yield f"LIMIT     {found.binding}, at {least:,} {_sequences(least)} of {found.context:,}{waits}"
     others = ", ".join(f"{x.resource} {x.sequences:,}" for x in found.all if x.resource != found.binding)
     yield f"{_INDENT}the next ones: {others}"
     if found.memory_from_tokens is not None:
