@@ -26,7 +26,7 @@ def measured(
     for number in range(processes):
         expected = np.full(points, np.exp(np.delete(means, number).mean()))
         seconds = np.exp(logs[number])
-        parts.append(Unseen.of(seconds.mean(axis=1), list(seconds), expected))
+        parts.append(Unseen.of(np.arange(points), seconds.mean(axis=1), list(seconds), expected))
     return parts, float(np.exp(means.mean()))
 
 
@@ -41,6 +41,17 @@ def coverage(processes: int, points: int, apart: float, noise: float) -> tuple[f
         held.append(float(((knot.low <= took) & (took <= knot.high)).mean()))
         widths.append(knot.high - knot.low)
     return float(np.mean(held)), float(np.mean(widths))
+
+
+def test_the_noise_of_single_steps_is_in_no_interval_of_a_run() -> None:
+    random = np.random.default_rng(6)
+    apart, noise, held = 0.04, 0.08, []
+    for _ in range(CALIBRATIONS):
+        parts, expected = measured(random, 8, 20, apart, noise)
+        low, high = of_another_process(parts).run_interval()
+        runs = np.exp(apart * random.standard_normal(NEXT)) / expected
+        held.append(float(((low <= runs) & (runs <= high)).mean()))
+    assert 0.76 < np.mean(held) < 0.86
 
 
 def one_class(found: Unseen) -> tuple[np.ndarray, np.ndarray, np.ndarray, Between]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from octavo.cost.calibration import Knot
 from octavo.cost.step import Float64
+from octavo.memory.values import Int64
 
 LOW, HIGH = 0.1, 0.9
 _MOST_KNOTS = 4
@@ -63,6 +64,8 @@ class Between:
 class Unseen:
     """Steps beside what was expected of them by a fit that had seen neither their scene nor their process."""
 
+    points: Int64
+    """What each point is called: the same in all processes."""
     together: Float64
     """Of each point: its mean over what was expected."""
     seconds: Float64
@@ -74,26 +77,17 @@ class Unseen:
     between: Between = Between(1)
 
     @classmethod
-    def of(cls, means: Float64, singly: Sequence[Float64], expected: Float64) -> Unseen:
+    def of(cls, points: Int64, means: Float64, singly: Sequence[Float64], expected: Float64) -> Unseen:
         """`singly`: of each point the seconds of all its repetitions; `means` the seconds it is taken as."""
         repeats = np.array([len(each) for each in singly])
         ratios = np.concatenate([each / seconds for each, seconds in zip(singly, expected, strict=True)])
-        return cls(means / expected, np.repeat(expected, repeats), ratios, np.repeat(1 / repeats, repeats))
-
-    def times(self, factors: Float64, shrunk: float, between: Between) -> Unseen:
-        """The same had their process been off by each of these factors, instead of by `shrunk`."""
-        return Unseen(
-            np.outer(self.together / shrunk, factors).ravel(),
-            np.repeat(self.seconds, len(factors)),
-            np.outer(self.singly / shrunk, factors).ravel(),
-            np.repeat(self.weights / len(factors), len(factors)),
-            between,
-        )
+        return cls(points, means / expected, np.repeat(expected, repeats), ratios, np.repeat(1 / repeats, repeats))
 
     def knots(self) -> tuple[Knot, ...]:
         return knots_of(self.seconds, self.singly, self.weights, self.between)
 
     def run_interval(self) -> tuple[float, float]:
+        """Of many steps of one kind together."""
         return interval_of(self.together, np.ones(len(self.together)), self.between)
 
 
@@ -110,15 +104,20 @@ def of_another_process(parts: Sequence[Unseen]) -> Unseen:
     between = Between(many, float(np.sqrt(raw)), float(np.sqrt(variance)))
     true = variance / raw if variance else 0.0
     factors = np.exp(between.next_one * normal(_FACTORS))
-    changed = [
-        part.times(factors, float(np.exp(true * each * many / (many - 1))), between)
-        for part, each in zip(parts, off, strict=True)
-    ]
+    shrunk = true * off * many / (many - 1)
+    singly = np.concatenate([part.singly * np.exp(-each) for part, each in zip(parts, shrunk, strict=True)])
+    # Of a point all processes together: what is left of its repetitions' noise is in no run of many steps.
+    points = np.concatenate([part.points for part in parts])
+    names, place = np.unique(points, return_inverse=True)
+    left = np.concatenate([each - by for each, by in zip(logs, shrunk, strict=True)])
+    together = np.exp(np.bincount(place, left) / np.bincount(place))
+    count = len(factors)
     return Unseen(
-        np.concatenate([part.together for part in changed]),
-        np.concatenate([part.seconds for part in changed]),
-        np.concatenate([part.singly for part in changed]),
-        np.concatenate([part.weights for part in changed]),
+        np.repeat(names, count),
+        np.outer(together, factors).ravel(),
+        np.repeat(np.concatenate([part.seconds for part in parts]), count),
+        np.outer(singly, factors).ravel(),
+        np.repeat(np.concatenate([part.weights for part in parts]) / count, count),
         between,
     )
 

@@ -23,6 +23,8 @@ from octavo.cost.terms import STEP, Term, quantities_of
 from octavo.memory.values import Int64
 
 _TRIM = 0.2
+_STEPS = 64
+"""More than a scene has."""
 _ROUNDS = 10
 """Until rows and columns of a table are told apart."""
 _HOST = (STEP, "chunks", "tokens", "sampled", "long")
@@ -56,6 +58,8 @@ class _Points:
     """Samples of one shape, taken together."""
 
     rows: list[dict[str, Any]]
+    names: Int64
+    """Of each scene and step one."""
     scenes: Int64
     device: Float64
     host: Float64
@@ -101,7 +105,7 @@ def _across(samples: Sequence[Sample], by_process: Mapping[int, _Points], laws: 
 
 
 def _unseen(points: _Points, expected: Float64) -> Unseen:
-    return Unseen.of(points.device + points.host, points.singly, expected)
+    return Unseen.of(points.names, points.device + points.host, points.singly, expected)
 
 
 def _elsewhere(others: _Points, mine: _Points, terms: _Terms) -> Float64:
@@ -155,6 +159,7 @@ def _points(samples: Sequence[Sample], laws: Sequence[Law]) -> _Points:
             host[row, column] = trimmed_mean([one.host_s for one in own])
     return _Points(
         rows=[quantities_of(shape, laws) for shape in shapes],
+        names=np.array([_STEPS * scene + step for scene, step in keys], dtype=np.int64),
         scenes=np.array([scene for scene, _ in keys], dtype=np.int64),
         device=level(device),
         host=level(host),
