@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,7 +24,7 @@ constexpr int64_t kKeyAt = 16, kIdentityAt = kKeyAt + kKeyBytes, kAgeAt = 120, k
                   kPaddingAt = kChecksumAt + static_cast<int64_t>(kDigestBytes),
                   kOwnAt = kHeaderBytes - static_cast<int64_t>(kDigestBytes);
 constexpr int64_t kShareBytes = 1 << 19;  // that a thread reads of a batch: still near when hashed, and soon done
-constexpr int64_t kRunBytes = 8 << 20;    // written in one call: every call walks through all the file's pages it touches
+constexpr int64_t kRunBytes = 4 << 20;    // written in one call: fewer walk through all the file's pages, more leave the caches
 constexpr int64_t kRunBlocks = 448;       // with headers and padding no more pieces than a call may take
 constexpr int64_t kWorthHelp = 1 << 19;   // of a batch: below, waking somebody takes longer
 constexpr int64_t kApart = 16;            // headers that are read for nothing, rather than call the system once more
@@ -245,27 +244,21 @@ class Reading {
   std::vector<std::thread> waiting_;
 };
 
-// A batch that is being written: one thread writes, run by run, and others hash ahead of it.
+// A batch that is being written, by its caller alone: the file system lets one write to a file at a time, and what has
+// just been hashed is written from the processor's cache, so that it comes from memory once.
 class Writing {
  public:
   Writing(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age)
-      : file_(file), slots_(slots), blocks_(blocks), age_(age), headers_(new char[blocks.count * kHeaderBytes]),
-        hashed_(static_cast<size_t>(blocks.count)) {}
+      : file_(file), slots_(slots), blocks_(blocks), age_(age) {}
 
   void write_all() {
     Desk desk(file_.stride - blocks_.bytes);
     for (int64_t first = 0, last; first < blocks_.count; first = last) {
       last = run_from(first);
+      desk.headers.resize(static_cast<size_t>((last - first) * kHeaderBytes));
+      for (int64_t i = first; i < last; i++)
+        make_header(desk.headers.data() + (i - first) * kHeaderBytes, blocks_, i, age_ + i);
       mark(blocks_, first, last, write_run(first, last, desk) ? kMoved : kNot);
-      for (int64_t ahead = next_.load(std::memory_order_relaxed); ahead < last;)
-        if (next_.compare_exchange_weak(ahead, last, std::memory_order_relaxed)) break;
-    }
-  }
-
-  void hash_ahead() {
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < blocks_.count;) {
-      make_header(headers_.get() + i * kHeaderBytes, blocks_, i, age_ + i);
-      hashed_[i].store(true, std::memory_order_release);
     }
   }
 
@@ -288,12 +281,12 @@ class Writing {
 
   // Neighbours all: old headers zeroed, blocks written, new headers written.
   bool write_run(int64_t first, int64_t last, Desk& desk) {
-    desk.headers.assign(static_cast<size_t>((last - first) * kHeaderBytes), 0);
     desk.parts.clear();
+    zeros_.resize(std::max(zeros_.size(), desk.headers.size()));
     int64_t at = file_.header(slots_[first]);
     for (int64_t begin = first, end; begin < last; begin = end) {
       end = stretch(file_, slots_, begin, last, 1);
-      desk.parts.push_back({desk.headers.data(), static_cast<size_t>((end - begin) * kHeaderBytes)});
+      desk.parts.push_back({zeros_.data(), static_cast<size_t>((end - begin) * kHeaderBytes)});
       if (begin == first && end - begin < file_.per_segment) {  // others of its segment keep theirs
         if (!all_of(pwritev, file_.descriptor, desk.parts.data(), 1, at)) return false;
         desk.parts.clear();
@@ -305,11 +298,6 @@ class Writing {
   }
 
   bool publish(int64_t first, int64_t last, Desk& desk) {
-    for (int64_t i = last; i-- > first;) {  // towards whoever hashes ahead: what is not done is sooner done than awaited
-      char* head = desk.headers.data() + (i - first) * kHeaderBytes;
-      if (hashed_[i].load(std::memory_order_acquire)) std::memcpy(head, headers_.get() + i * kHeaderBytes, kHeaderBytes);
-      else make_header(head, blocks_, i, age_ + i);
-    }
     bool all = true;
     for (int64_t begin = first, end; begin < last; begin = end) {
       end = stretch(file_, slots_, begin, last, 1);
@@ -324,9 +312,7 @@ class Writing {
   const int64_t* slots_;
   const Blocks& blocks_;
   const int64_t age_;
-  const std::unique_ptr<char[]> headers_;
-  std::vector<std::atomic<bool>> hashed_;
-  std::atomic<int64_t> next_{0};
+  std::vector<char> zeros_;
 };
 
 // Of a block that has a file to itself.
@@ -352,11 +338,8 @@ void read_slots(Crew& crew, const SlotFile& file, const int64_t* slots, const Bl
   else act();
 }
 
-void write_slots(Crew& crew, const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age) {
-  Writing writing(file, slots, blocks, age);
-  const auto act = [&writing] { writing.write_all(); };
-  if (worth_help(blocks)) crew.run(act, [&writing] { writing.hash_ahead(); });
-  else act();
+void write_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age) {
+  Writing(file, slots, blocks, age).write_all();
 }
 
 void read_files(Crew& crew, const Folder& folder, const Blocks& blocks) {

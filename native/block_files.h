@@ -39,9 +39,8 @@ struct SlotFile {
 // Slots ascend. What is not in memory is asked of the disk all at once; the crew helps to wait, to copy and to hash.
 void read_slots(Crew& crew, const SlotFile& file, const int64_t* slots, const Blocks& blocks);
 
-// Slots ascend, and each is named once; blocks get ages from `age` on. Old headers go first and new ones come last. The
-// file has one writer at a time, whoever it is: the crew hashes meanwhile.
-void write_slots(Crew& crew, const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age);
+// Slots ascend, and each is named once; blocks get ages from `age` on. Old headers go first and new ones come last.
+void write_slots(const SlotFile& file, const int64_t* slots, const Blocks& blocks, int64_t age);
 
 // Files of one block each, header first, in an open directory. A name is `prefix` and the key in hexadecimal.
 struct Folder {

@@ -59,6 +59,7 @@ SlotFile file_of(const std::vector<int64_t>& of, const Numbers& slots, const Blo
 }  // namespace
 
 void bind_copies(nb::module_& m) {
+  m.attr("copies_version") = 2;  // of the calls below: octavo/runtime/disk_batch.py leaves others alone
   m.def("digest", [](const nb::bytes& data) {
     if (data.size() < kLeastDigested) throw std::invalid_argument("what is digested has 241 bytes or more");
     unsigned char found[kDigestBytes];
@@ -79,12 +80,12 @@ void bind_copies(nb::module_& m) {
     nb::gil_scoped_release unlocked;
     read_slots(crew, pool, slots.data(), blocks);
   });
-  m.def("write_slots", [](Crew& crew, const std::vector<int64_t>& file, Numbers slots, Numbers memory, int64_t bytes,
-                          nb::bytes keys, nb::bytes headings, States states, int64_t age) {
+  m.def("write_slots", [](const std::vector<int64_t>& file, Numbers slots, Numbers memory, int64_t bytes, nb::bytes keys,
+                          nb::bytes headings, States states, int64_t age) {
     const Blocks blocks = blocks_of(memory, bytes, keys, headings, states);
     const SlotFile pool = file_of(file, slots, blocks);
     nb::gil_scoped_release unlocked;
-    write_slots(crew, pool, slots.data(), blocks, age);
+    write_slots(pool, slots.data(), blocks, age);
   });
   m.def("read_files", [](Crew& crew, int descriptor, const std::string& prefix, int64_t fresh_since, Numbers memory,
                          int64_t bytes, nb::bytes keys, nb::bytes headings, States states) {

@@ -216,6 +216,9 @@ def test_threads_that_help_are_as_many_as_asked_and_end_with_the_store(tmp_path)
         with closing(disk):
             blocks = [Placed(n, key(n), payload(n) * 64) for n in range(4)]
             assert disk.write(blocks) == [None] * 4
+            assert helpers() == before  # the file has one writer, which hashes for itself
+            into = [Placed(n, key(n), bytearray(wide)) for n in range(4)]
+            assert disk.read(into) == [None] * 4
             assert helpers() == before + threads - 1
         assert helpers() == before
 
@@ -258,7 +261,7 @@ def test_a_full_disk_in_a_batch_is_refused_by_reason_and_leaves_nothing_to_be_se
     class Failing:
         Crew = staticmethod(lambda helpers: io.BytesIO())
 
-        def write_slots(self, crew, file, slots, addresses, size, keys, heading, states, age):
+        def write_slots(self, file, slots, addresses, size, keys, heading, states, age):
             states[:] = 1
 
         def write_files(self, descriptors, addresses, size, keys, heading, states):

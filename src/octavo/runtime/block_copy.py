@@ -19,7 +19,7 @@ import torch
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.memory.layout import Layout
 from octavo.runtime.arena import Arena
-from octavo.runtime.disk_batch import Batch, Int64, extension
+from octavo.runtime.disk_batch import Batch, Int64, are_below, extension, numbers
 
 
 def runs(layout: Layout, group: int, sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -145,9 +145,12 @@ class BlockCopier:
     def host_blocks(self, group: int, slots: SlotList, on_disk: SlotList, keys: Sequence[bytes]) -> Batch:
         """Blocks of the host arena, in place, for a store that keeps them under these keys in slots of its own."""
         layout = self.host.layout.groups[group]
-        numbers = _within(self.host, group, slots)
-        starts = numbers // layout.blocks_per_slab * self.host.layout.slab_bytes
-        starts += numbers % layout.blocks_per_slab * layout.block_bytes
+        starts = _within(self.host, group, slots)
+        if layout.blocks_per_slab == 1:
+            starts = starts * self.host.layout.slab_bytes
+        else:
+            slabs, places = np.divmod(starts, layout.blocks_per_slab)
+            starts = slabs * self.host.layout.slab_bytes + places * layout.block_bytes
         return Batch(on_disk, keys, self._host_bytes, starts, layout.block_bytes)
 
     def close(self) -> None:
@@ -158,11 +161,11 @@ class BlockCopier:
 
 def _within(arena: Arena, group: int, slots: SlotList) -> Int64:
     """The slots, all of which the arena has."""
-    numbers = np.array(slots, np.int64)
+    asked = numbers(slots)
     most = arena.n_slabs * arena.layout.groups[group].blocks_per_slab
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
+    if not are_below(asked, most):
         raise InvariantViolation("block-copy", f"a slot of {slots} is outside 0..{most - 1}")
-    return numbers
+    return asked
 
 
 def _side(arena: Arena, group: int) -> list[int]:

@@ -61,7 +61,7 @@ class DiskFolder:
         self._heading = heading(identity, block_bytes)
         self._prefix = f"{identity.fingerprint.hex()[:16]}-{identity.layout.hex()[:16]}-"
         self._turn = threading.Lock()  # one batch of reads or writes at a time
-        self._known = Known()
+        self._known = Known(self.slots)
         self._seen: set[bytes] = set()
         self._helped = Helped("octavo-disk-help", threads)
         self._closed = False
@@ -91,11 +91,11 @@ class DiskFolder:
             at_once = min(AT_ONCE, self.slots)
             for first in range(0, len(batch), at_once):
                 reasons += self._write(batch, range(first, min(len(batch), first + at_once)))
-            self._known.remove(batch.slots.tolist())
             if self._known.aside:
                 for key, reason in zip(batch.keys, reasons, strict=True):
                     if reason is None:
                         self._known.aside.pop(key, None)
+            self._known.empty(batch.slots)
             self._known.written(batch, reasons)
         return reasons
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from octavo.errors import ConfigError
-from octavo.runtime.disk_batch import Batch, Int64, Placed, batch_of
+from octavo.runtime.disk_batch import Batch, Chosen, Int64, Placed, ascend, batch_of
 from octavo.runtime.disk_files import (
     FIELD,
     RealSyscalls,
@@ -56,6 +56,10 @@ RUN_BYTES = 1 << 20
 """At most, of a run of more than one block: what has been read is still in the processor's cache when it is hashed."""
 
 
+NONE: Int64 = np.empty(0, np.int64)
+"""No block of a batch."""
+
+
 class DiskSlots:
     """Slots `0 .. slots - 1` for blocks of one group, at most `capacity_bytes` with the file's own overhead.
 
@@ -82,7 +86,7 @@ class DiskSlots:
         self._calls = syscalls or RealSyscalls()
         self._heading = heading(identity, block_bytes)
         self._turn = threading.Lock()  # one read or write of the file at a time
-        self._known = Known()
+        self._known = Known(self.slots)
         self._aside_slots: dict[int, bytes] = {}
         self._age = 0
         self._helped = Helped("octavo-disk-help", threads)
@@ -102,13 +106,12 @@ class DiskSlots:
         batch = batch_of(blocks, self.slots, self.block_bytes)
         reasons: list[Reason | None] = [None] * len(batch)
         with self._turn:
-            slots = batch.slots.tolist()
-            self._known.remove(slots)
+            self._known.empty(batch.slots)
             if self._known.aside:
-                for slot, key in zip(slots, batch.keys, strict=True):
+                for slot, key in zip(batch.slots.tolist(), batch.keys, strict=True):
                     self._known.aside.pop(key, None)
                     self._known.aside.pop(self._aside_slots.pop(slot, b""), b"")
-            order = batch.in_order(np.arange(len(batch)))
+            order = batch.in_order()
             for run in self._runs(batch, self._write_all(batch, order)):
                 self._act(self._write_run, batch, run, reasons)
             self._known.written(batch, reasons)
@@ -120,10 +123,12 @@ class DiskSlots:
             reasons: list[Reason | None] = ["closed"] * len(batch)
             if self._descriptor >= 0:
                 reasons = self._known.lies_in(batch)
-            here = np.arange(len(batch))
+            order = batch.in_order()
             if reasons.count(None) < len(batch):
-                here = np.array([index for index, reason in enumerate(reasons) if reason is None], np.int64)
-            runs = self._runs(batch, self._read_all(batch, batch.in_order(here)))
+                here = np.array([reason is None for reason in reasons])
+                order = np.arange(len(batch))[order]
+                order = order[here[order]]
+            runs = self._runs(batch, self._read_all(batch, order))
             self._helped.each(lambda run: self._act(self._read_run, batch, run, reasons), runs)
             self._known.read(batch, reasons)
         return reasons
@@ -160,26 +165,29 @@ class DiskSlots:
 
     # ---- whole batches; what these return is left to do
 
-    def _write_all(self, batch: Batch, order: Int64) -> Int64:
+    def _write_all(self, batch: Batch, order: Chosen) -> Chosen:
         slots = batch.slots[order]
-        twice = bool((slots[1:] == slots[:-1]).any())  # the later one would come first, if only it were left
         native = self._calls.whole_batches(self.block_bytes)
-        if native is None or self._descriptor < 0 or twice:
-            return order
+        if native is None or self._descriptor < 0 or not ascend(slots):
+            return order  # of a slot that comes twice the later one would come first, if only it were left
         age = self._age + 1
-        self._age += len(order)
-        return self._together(native, native.write_slots, batch, order, age)
+        self._age += len(slots)
+        return self._together(native.write_slots, batch, order, age)
 
-    def _read_all(self, batch: Batch, order: Int64) -> Int64:
+    def _read_all(self, batch: Batch, order: Chosen) -> Chosen:
         native = self._calls.whole_batches(self.block_bytes)
-        return order if native is None or not len(order) else self._together(native, native.read_slots, batch, order)
+        if native is None or not len(batch.slots[order]):
+            return order
+        return self._together(partial(native.read_slots, self._helped.crew(native)), batch, order)
 
-    def _together(self, native: Any, act: Callable[..., None], batch: Batch, order: Int64, *more: int) -> Int64:
+    def _together(self, act: Callable[..., None], batch: Batch, order: Chosen, *more: int) -> Chosen:
         file = [self._descriptor, POOL_BYTES, SEGMENT_SLOTS, self.places.stride]
-        states = np.ones(len(order), np.uint8)
-        arguments = batch.arguments(order, self._heading, states)
-        act(self._helped.crew(native), file, batch.slots[order], *arguments, *more)
-        left: Int64 = order[states != 0]
+        slots = batch.slots[order]
+        states = np.ones(len(slots), np.uint8)
+        act(file, slots, *batch.arguments(order, self._heading, states), *more)
+        if not np.count_nonzero(states):
+            return NONE
+        left: Int64 = np.arange(len(batch))[order][states != 0]
         return left
 
     # ---- runs of neighbouring slots
@@ -200,12 +208,13 @@ class DiskSlots:
         for index, reason in zip(run, found, strict=True):
             reasons[index] = reason
 
-    def _runs(self, batch: Batch, order: Int64) -> list[list[int]]:
+    def _runs(self, batch: Batch, order: Chosen) -> list[list[int]]:
         """The indices, grouped where their slots are neighbours in one segment."""
         most = max(1, RUN_BYTES // self.places.stride)
         runs: list[list[int]] = []
         before = -1
-        for index, slot in zip(order.tolist(), batch.slots[order].tolist(), strict=True):
+        indices = np.arange(len(batch))[order] if order is not NONE else NONE
+        for index, slot in zip(indices.tolist(), batch.slots[indices].tolist(), strict=True):
             if runs and len(runs[-1]) < most and slot == before + 1 and slot % SEGMENT_SLOTS:
                 runs[-1].append(index)
             else:

@@ -11,13 +11,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from octavo.errors import ConfigError
-from octavo.runtime.disk_batch import Batch, Placed
-from octavo.runtime.disk_format import Reason
+from octavo.runtime.disk_batch import Batch, Int64, Placed, numbers
+from octavo.runtime.disk_format import KEY_BYTES, Reason
 
 Item = TypeVar("Item")
 Blocks = Batch | Sequence[Placed]
@@ -83,54 +85,70 @@ class DiskStore(Protocol):
 
 
 class Known:
-    """Which key is thought to lie in which slot, of which keys an earlier run left what may not be served, and what
-    came of reads and writes. Called from any thread; never waits for a disk."""
+    """Which key is thought to lie in which of so many slots, of which keys an earlier run left what may not be served,
+    and what came of reads and writes. Called from any thread; never waits for a disk."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int) -> None:
         self.left: Counter[Reason] = Counter()
         """Blocks of an earlier run that may not be served."""
         self.aside: dict[bytes, Reason] = {}
         self.found = 0
         self._lock = threading.Lock()
-        self._keys: dict[int, bytes] = {}
+        self._keys = np.zeros((slots, KEY_BYTES // 8), np.uint64)
+        self._turns = np.zeros(slots, np.int64)
+        """When what lies there came to lie there; 0 for nothing."""
+        self._turn = 0
         self._hits = self._writes = 0
         self._misses: Counter[Reason] = Counter()
         self._refusals: Counter[Reason] = Counter()
 
     def restore(self, keys: Mapping[int, bytes]) -> None:
         """What an earlier run left, the one to go first foremost."""
-        self._keys.update(keys)
+        for slot, key in keys.items():
+            self._keys[slot] = np.frombuffer(key, np.uint64)
+        self._put(np.array(list(keys), np.int64))
         self.found = len(keys)
 
     def stored(self) -> list[tuple[bytes, int]]:
         with self._lock:
-            return [(key, slot) for slot, key in self._keys.items()]
+            slots = np.flatnonzero(self._turns)
+            slots = slots[np.argsort(self._turns[slots])]
+            return list(zip(self._keys_in(slots), slots.tolist(), strict=True))
 
     def keys(self) -> set[bytes]:
         with self._lock:
-            return set(self._keys.values())
+            return set(self._keys_in(np.flatnonzero(self._turns)))
 
     def lies_in(self, batch: Batch) -> list[Reason | None]:
         """None of each block whose key lies in its slot, of others why not."""
         with self._lock:
-            there = list(map(self._keys.get, batch.slots.tolist()))
-            if there == list(batch.keys):
-                return [None] * len(there)
+            some = np.count_nonzero(self._turns[batch.slots])
+            if some == len(batch) and self._keys[batch.slots].tobytes() == batch.packed:
+                return [None] * len(batch)
+            here = self._are_in(batch)
             absent: Reason = "absent"
-            pairs = zip(there, batch.keys, strict=True)
-            return [None if found == key else self.aside.get(key, absent) for found, key in pairs]
+            pairs = zip(here.tolist(), batch.keys, strict=True)
+            return [None if found else self.aside.get(key, absent) for found, key in pairs]
+
+    def empty(self, slots: Int64) -> None:
+        with self._lock:
+            self._turns[slots] = 0
 
     def remove(self, slots: Sequence[int]) -> list[bytes]:
         """What lay in them."""
         with self._lock:
-            return [key for key in map(self._keys.pop, slots, repeat(None)) if key is not None]
+            asked = np.intersect1d(numbers(slots), np.flatnonzero(self._turns))
+            self._turns[asked] = 0
+            return self._keys_in(asked)
 
     def written(self, batch: Batch, reasons: Sequence[Reason | None]) -> None:
-        """Into slots that `remove` has emptied."""
+        """Into slots that `empty` has emptied."""
         with self._lock:
-            self._note(batch, reasons)
-            self._writes += reasons.count(None)
-            self._refusals.update(reason for reason in reasons if reason is not None)
+            self._note(batch, reasons, anew=True)
+            written = reasons.count(None)
+            self._writes += written
+            if written < len(reasons):
+                self._refusals.update(reason for reason in reasons if reason is not None)
 
     def read(self, batch: Batch, reasons: Sequence[Reason | None], *, from_anywhere: bool = False) -> None:
         """What was asked for and could not be read lies there no more. `from_anywhere`: what could be read lies where
@@ -141,23 +159,38 @@ class Known:
                 self._note(batch, reasons)
             if reasons.count(None) == len(reasons):
                 return
-            for slot, key, reason in zip(batch.slots.tolist(), batch.keys, reasons, strict=True):
-                if reason not in (None, "closed") and self._keys.get(slot) == key:
-                    del self._keys[slot]
+            gone = np.array([reason not in (None, "closed") for reason in reasons])
+            self._turns[batch.slots[gone & self._are_in(batch)]] = 0
             self._misses.update(reason for reason in reasons if reason is not None)
 
-    def _note(self, batch: Batch, reasons: Sequence[Reason | None]) -> None:
-        pairs = zip(batch.slots.tolist(), batch.keys, strict=True)
-        if reasons.count(None) == len(reasons):
-            self._keys.update(pairs)
-        else:
-            self._keys.update(pair for pair, reason in zip(pairs, reasons, strict=True) if reason is None)
+    def _are_in(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        """Whether each block's key lies in its slot."""
+        here: npt.NDArray[np.bool_] = (self._keys[batch.slots] == _rows(batch)).all(axis=1)
+        here &= self._turns[batch.slots] > 0
+        return here
+
+    def _note(self, batch: Batch, reasons: Sequence[Reason | None], *, anew: bool = False) -> None:
+        """What was there already keeps its turn, unless it has come `anew`."""
+        slots, rows = batch.slots, _rows(batch)
+        if reasons.count(None) < len(reasons):
+            kept = np.array([reason is None for reason in reasons])
+            slots, rows = slots[kept], rows[kept]
+        self._keys[slots] = rows
+        self._put(slots if anew else slots[self._turns[slots] == 0])
+
+    def _put(self, slots: Int64) -> None:
+        self._turns[slots] = np.arange(self._turn + 1, self._turn + 1 + len(slots))
+        self._turn += len(slots)
+
+    def _keys_in(self, slots: Int64) -> list[bytes]:
+        packed = self._keys[slots].tobytes()
+        return [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
 
     def stats(self, slots: int, block_bytes: int, file_bytes: int, evictions: int = 0) -> DiskStats:
         with self._lock:
             return DiskStats(
                 slots=slots,
-                blocks=len(self._keys),
+                blocks=int(np.count_nonzero(self._turns)),
                 block_bytes=block_bytes,
                 file_bytes=file_bytes,
                 hits=self._hits,
@@ -168,6 +201,11 @@ class Known:
                 found=self.found,
                 left_aside=MappingProxyType(dict(self.left)),
             )
+
+
+def _rows(batch: Batch) -> npt.NDArray[np.uint64]:
+    """The keys, one a row."""
+    return np.frombuffer(batch.packed, np.uint64).reshape(-1, KEY_BYTES // 8)
 
 
 class Helped:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.runtime.disk_batch import Batch
+from octavo.runtime.disk_batch import Batch, Int64, numbers
 from octavo.runtime.disk_format import Reason
 from octavo.runtime.disk_store import Blocks, DiskStats, DiskStore
 
@@ -27,6 +27,10 @@ _BITS = 24
 """A use is a second, and so many bits that order the uses in it."""
 _MOST = (1 << 34) << _BITS
 """What is beyond it, in some five hundred years, was not written here."""
+
+
+_NEAR = 4096 // BYTES_A_SLOT
+"""Slots apart that are noted together."""
 
 
 class RemembersUses:
@@ -79,16 +83,23 @@ class RemembersUses:
     def _use(self, blocks: Blocks, reasons: Sequence[Reason | None], *, last_first: bool) -> None:
         """A block is of no use without those before it, which therefore count as used later. Texts are written from
         their last block on, and read from their first."""
-        slots = blocks.slots.tolist() if isinstance(blocks, Batch) else [placed.slot for placed in blocks]
-        used = [slot for slot, reason in zip(slots, reasons, strict=True) if reason is None]
-        if not used:
+        slots = blocks.slots if isinstance(blocks, Batch) else numbers([placed.slot for placed in blocks])
+        if reasons.count(None) < len(reasons):
+            slots = slots[np.array([reason is None for reason in reasons], np.bool_)]
+        if not len(slots):
             return
         now = max(self._second, int(self._clock()))
         self._count = self._count if now == self._second else 0
         self._second = now
-        for slot in used:
-            self._count += 1
-            self._last[slot] = (now << _BITS) + (self._count if last_first else (1 << _BITS) - self._count)
-        with suppress(OSError):
-            for slot in used if self._descriptor >= 0 else ():
-                os.pwrite(self._descriptor, self._last[slot].tobytes(), slot * BYTES_A_SLOT)
+        uses = np.arange(self._count + 1, self._count + 1 + len(slots))
+        self._count += len(slots)
+        self._last[slots] = (now << _BITS) + (uses if last_first else (1 << _BITS) - uses)
+        if self._descriptor >= 0:
+            self._note(np.sort(slots))
+
+    def _note(self, slots: Int64) -> None:
+        """Neighbours in one call, with what lies between them: it is written as it is."""
+        for near in np.split(slots, np.flatnonzero(slots[1:] - slots[:-1] > _NEAR) + 1):
+            first, last = int(near[0]), int(near[-1])
+            with suppress(OSError):
+                os.pwrite(self._descriptor, self._last[first : last + 1].tobytes(), first * BYTES_A_SLOT)

@@ -19,13 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.memory.transfers import LANES, SIDES, UPWARDS, Ended, Lane, Notice, Order, Status, Tier, TimedOut
 from octavo.runtime.arena import Arena
 from octavo.runtime.block_copy import BlockCopier
-from octavo.runtime.disk_batch import Int64
+from octavo.runtime.disk_batch import Batch, Int64, are_below, are_keys, numbers
 from octavo.runtime.disk_format import KEY_BYTES
 from octavo.runtime.disk_look import LOOK_S, Looker
 from octavo.runtime.disk_store import DiskStore
@@ -170,7 +168,7 @@ class Mover:
         deadline = None if order.timeout is None else self._clock() + order.timeout
         transfer = _Transfer(order, sources, targets, deadline, after, ["not_begun"] * order.blocks)
         if SIDES[order.route][1] == "host":
-            self._pages.used(self.copier.host.layout.address(order.group, max(order.targets)))
+            self._pages.used(self.copier.host.layout.address(order.group, int(targets.max())))
         with self._lock:
             self._open[order.number] = transfer
             _enqueue(self._lanes[LANES[order.route]].queue, transfer)
@@ -256,12 +254,12 @@ class Mover:
             raise InvariantViolation("transfer-order", f"number {order.number} is ordered {why}")
         if LANES[order.route] == "disk" and not self.disk:
             raise InvariantViolation("transfer-order", f"{order.route} without a disk")
-        if set(map(len, order.keys)) - {KEY_BYTES}:
+        if not are_keys(order.keys):
             raise InvariantViolation("transfer-order", f"{order.route} with keys of other than {KEY_BYTES} bytes")
-        sides = np.array(order.sources, np.int64), np.array(order.targets, np.int64)
+        sides = numbers(order.sources), numbers(order.targets)
         for tier, slots in zip(SIDES[order.route], sides, strict=True):
             most = self._slots(tier, order.group)
-            if slots.min() < 0 or slots.max() >= most:
+            if not are_below(slots, most):
                 slots_named = slots.tolist()
                 raise InvariantViolation(
                     "transfer-order", f"{order.route}: a slot of {slots_named} is outside 0..{most - 1}"
@@ -346,6 +344,7 @@ class Mover:
         order = transfer.order
         size = self._sizes[order.group]
         per_batch = max(1, lane.batch_bytes // size)
+        blocks: Batch | None = None
         for first in range(0, order.blocks, per_batch):
             count = min(per_batch, order.blocks - first)
             if not self._may_start(lane, transfer, count * size):
@@ -353,7 +352,9 @@ class Mover:
             try:
                 if self._faults is not None:
                     self._faults.before_batch(order, first)
-                reasons = self._batch(transfer, slice(first, first + count))
+                if lane.name == "disk" and blocks is None:
+                    blocks = self._blocks(transfer)
+                reasons = self._batch(transfer, blocks, first, first + count)
             except Exception as error:  # noqa: BLE001 - a transfer that fails is a recompute, whatever failed in it
                 transfer.reasons[first:] = [f"error: {error}"] * (order.blocks - first)
                 break
@@ -373,14 +374,21 @@ class Mover:
                 self._lock.wait(lane.next_start - now)
         return False
 
-    def _batch(self, transfer: _Transfer, part: slice) -> list[str]:
+    def _blocks(self, transfer: _Transfer) -> Batch:
+        """All of an order to or from the disk, checked once."""
         order, group = transfer.order, transfer.order.group
-        sources, targets = transfer.sources[part], transfer.targets[part]
-        if order.route in ("demote", "promote"):
+        sides = (transfer.sources, transfer.targets)
+        on_host, on_disk = sides if order.route == "store" else sides[::-1]
+        blocks = self.copier.host_blocks(group, on_host, on_disk, order.keys)
+        blocks.require(self.disk[group].slots, self._sizes[group], writable=order.route == "load")
+        return blocks
+
+    def _batch(self, transfer: _Transfer, blocks: Batch | None, first: int, end: int) -> list[str]:
+        order, group = transfer.order, transfer.order.group
+        if blocks is None:
+            sources, targets = transfer.sources[first:end], transfer.targets[first:end]
             self.copier.copy(order.route == "demote", group, sources, targets, transfer.after)
             return [""] * len(sources)
-        stores = order.route == "store"
-        on_disk, on_host = (targets, sources) if stores else (sources, targets)
-        blocks = self.copier.host_blocks(group, on_host, on_disk, order.keys[part])
-        act = self.disk[group].write if stores else self.disk[group].read
-        return [reason or "" for reason in act(blocks)]
+        store, part = self.disk[group], blocks if end - first == len(blocks) else blocks.part(first, end)
+        reasons = store.write(part) if order.route == "store" else store.read(part)
+        return [""] * len(part) if reasons.count(None) == len(part) else [reason or "" for reason in reasons]
