@@ -96,6 +96,15 @@ def test_twice_as_many_processes_of_half_the_steps_each_say_more() -> None:
     assert many < 0.95 * few
 
 
+def test_what_few_scenes_are_off_by_is_not_taken_for_what_processes_are_off_by() -> None:
+    random = np.random.default_rng(8)
+    found = [of_another_process(measured(random, 8, 2, 0.0, 0.05)[0]).between for _ in range(CALIBRATIONS)]
+    assert np.median([between.raw for between in found]) > 0.02
+    assert np.median([between.true for between in found]) < 0.005
+    apart = [of_another_process(measured(random, 8, 2, 0.1, 0.05)[0]).between.true for _ in range(CALIBRATIONS)]
+    assert 0.08 < np.median(apart) < 0.12
+
+
 def test_the_interval_is_wider_only_for_what_is_not_well_known() -> None:
     random = np.random.default_rng(2)
     steps, ones = np.exp(0.05 * random.standard_normal(4000)), np.ones(4000)

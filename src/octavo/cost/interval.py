@@ -98,7 +98,9 @@ def of_another_process(parts: Sequence[Unseen]) -> Unseen:
     # What a process is off by, beside the mean of all: the others' mean lacks it, and is so much further away.
     off = np.array([float(np.median(each)) for each in logs]) * (many - 1) / many
     # Of that so much is chance, since a process measured few scenes.
-    chance = float(np.mean([np.pi / 2 * np.var(each) / len(each) for each in logs]))
+    within = sum(float(((each - each.mean()) ** 2).sum()) for each in logs)
+    within /= max(1, sum(len(each) for each in logs) - many)
+    chance = float(np.mean([np.pi / 2 * within / len(each) for each in logs]))
     raw = float((off**2).sum()) / (many - 1)
     variance = max(0.0, raw - chance)
     between = Between(many, float(np.sqrt(raw)), float(np.sqrt(variance)))
