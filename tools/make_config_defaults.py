@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -129,15 +130,25 @@ def build_table() -> dict[str, Any]:
     return {
         "made_from": f"transformers {transformers.__version__}",
         "types": types,
-        # several types may share a class: the first is the one that it was made for
-        "architectures": {
-            name: model_type
-            for model_type, name in reversed(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
-            if model_type in types and isinstance(name, str)
-        },
+        "architectures": {name: namesake(name, own) for name, own in sharing(types).items()},
         "wrappers": wrappers,
         "not_decoders": not_decoders,
     }
+
+
+def sharing(types: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The model types of each class that generates text."""
+    found: dict[str, list[str]] = {}
+    for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if model_type in types and isinstance(name, str):
+            found.setdefault(name, []).append(model_type)
+    return found
+
+
+def namesake(name: str, types: Sequence[str]) -> str:
+    """Of several types that share a class, the one that it is named after; else the first."""
+    plain = name.lower()
+    return next((own for own in types if plain.startswith(own.replace("_", "").replace("-", ""))), types[0])
 
 
 def text_part(cls: type) -> str | None:

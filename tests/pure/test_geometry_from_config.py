@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from octavo.geometry.dtypes import BF16, FP8, FP32
+from octavo.geometry.fields import defaults_table
 from octavo.geometry.from_config import geometry_from_config, language_model_config
 from octavo.geometry.model import ModelGeometry
 from octavo.geometry.state import Borrowed, Chunked, Growing, Stateless, Windowed
@@ -264,6 +265,16 @@ def test_a_wrapper_in_the_older_flat_form_is_read_at_the_top() -> None:
 )
 def test_no_spelling_of_rope_scaling_changes_the_geometry(rope: dict[str, Any]) -> None:
     assert geometry(**llama(**rope)).bytes_per_token == 131072
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [("LlamaForCausalLM", "llama"), ("GPT2LMHeadModel", "gpt2"), ("Glm4MoeForCausalLM", "glm4_moe")],
+)
+def test_of_several_types_of_one_class_the_one_is_taken_that_it_is_named_after(
+    architecture: str, model_type: str
+) -> None:
+    assert defaults_table()["architectures"][architecture] == model_type
 
 
 def test_a_config_without_model_type_takes_it_from_its_architecture() -> None:
