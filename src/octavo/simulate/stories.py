@@ -90,7 +90,7 @@ class _Told:
         )
         waiting = [self.names[sequence.sequence_id] for sequence in scheduler.waiting]
         state = f"blocks: {held or 'nobody'}; {cache.pool.slabs - used} of {cache.pool.slabs} free"
-        queue = f"; {', '.join(waiting)} waits" if waiting else ""
+        queue = f"; {', '.join(waiting)} {'wait' if len(waiting) > 1 else 'waits'}" if waiting else ""
         self.lines.append(f"{seconds(now_ns):9.3f} s  {'; '.join(self._pending)} ({state}{queue})")
         self._pending = []
 
