@@ -340,7 +340,7 @@ def test_a_name_is_a_path_a_hub_id_or_an_error(model: Path) -> None:
     assert local_path("gpt2") is None
     assert local_path("owner/name/file.gguf") is None
     assert hub_gguf("owner/name/deep/file.gguf") == ("owner/name", "deep/file.gguf")
-    for wrong in ("/no/such/place", "./nothing", "a/b/c", "model.gguf", "", "  ", None, 3, "a b", "x\0y"):
+    for wrong in ("/no/such/place", "./nothing", "a/b/c", "model.gguf", "", "  ", None, 3, "a b", "x\0y", "x" * 5000):
         with pytest.raises(ModelError) as caught:
             local_path(wrong)
         assert caught.value.field == "model"

@@ -14,6 +14,7 @@ from octavo.geometry.dtypes import FP32
 from octavo.geometry.state import Component
 from octavo.memory.groups import StateGroup
 from octavo.memory.layout import make_layout
+from octavo.runtime import disk_folder, disk_slots
 from octavo.runtime import mover as mover_module
 from octavo.runtime.arena import Arena
 from octavo.runtime.tiers import SNAPSHOT_TOKENS, DiskAsked, open_tiers
@@ -103,6 +104,25 @@ def test_a_disk_too_small_for_a_block_of_each_group_is_refused_with_what_it_take
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("asked", [1 << 45, 1 << 62, 10**30])
+def test_a_disk_of_more_blocks_than_can_be_known_is_refused_and_leaves_nothing_open(tmp_path, asked, shared):
+    with pytest.raises(ConfigError, match=r"blocks of .* give less") as caught:
+        open_tiers(filled(1), 8, disk=DiskAsked(tmp_path, asked, shared))
+    assert caught.value.field == "disk_bytes"
+    open_tiers(filled(1), 8, disk=DiskAsked(tmp_path, ASKED, shared)).close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_where_there_is_no_memory_to_know_the_blocks_by_the_disk_is_refused(tmp_path, shared, monkeypatch):
+    def refuses(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(disk_folder if shared else disk_slots, "Known", refuses)
+    with pytest.raises(ConfigError, match=r"disk_bytes=.* memory to know them by; give less"):
+        open_tiers(filled(1), 8, disk=DiskAsked(tmp_path, ASKED, shared))
+
+
 @pytest.mark.parametrize("slabs", [0, 1 << 50])
 def test_a_host_arena_that_cannot_be_had_is_told_in_the_words_of_the_option(slabs):
     with pytest.raises(ConfigError, match="memory") as caught:
@@ -114,7 +134,7 @@ def test_a_host_arena_that_cannot_be_had_is_told_in_the_words_of_the_option(slab
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path, shared):
     (tmp_path / "file").write_text("mine")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+    for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300), tmp_path / "a\0b"):
         with pytest.raises(ConfigError, match="name another") as caught:
             open_tiers(filled(1), 8, disk=DiskAsked(path, ASKED, shared))
         assert (caught.value.field, caught.value.value) == ("disk_path", str(path))

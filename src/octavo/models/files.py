@@ -71,7 +71,7 @@ def local_path(model: Any) -> Path | None:
     try:
         if path.exists() or path.is_symlink():
             return path
-    except (PermissionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError("model", model, f"that path cannot be looked at ({error})") from None
     if _HUB_NAME.match(model) and not model.endswith((".gguf", ".safetensors", ".json", ".bin")):
         return None

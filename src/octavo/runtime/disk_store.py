@@ -23,6 +23,8 @@ from octavo.runtime.disk_format import KEY_BYTES, Reason
 
 Item = TypeVar("Item")
 Blocks = Batch | Sequence[Placed]
+MOST_SLOTS = 2**28
+"""Of one store: what is known of each takes some 40 bytes of memory."""
 THREADS = 2
 """That move a batch, the lane's own among them. More wait for one writer of a file, and compete with what computes."""
 
@@ -252,4 +254,7 @@ def slots_of(capacity_bytes: int, slots: int, block_bytes: int, need: int) -> in
     """The slots, where there is one. Raises `ConfigError`; `need`: bytes that one block takes."""
     if block_bytes < 1 or slots < 1:
         raise ConfigError("disk_bytes", capacity_bytes, f"one block of {block_bytes} bytes takes {need}; give more")
+    if slots > MOST_SLOTS:
+        remedy = f"is room for {slots:,} blocks of {block_bytes} bytes, at most {MOST_SLOTS:,} are kept; give less"
+        raise ConfigError("disk_bytes", capacity_bytes, remedy)
     return slots

@@ -94,8 +94,8 @@ def _stores(layout: Layout, fingerprint: str, asked: DiskAsked) -> tuple[DiskSto
     shares = _shares(layout, asked)
     try:
         asked.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        remedy = f"no directory can be made there: {error.strerror}; name another"
+    except (OSError, ValueError) as error:  # of a name that no file has, Python raises the latter
+        remedy = f"no directory can be made there: {getattr(error, 'strerror', None) or error}; name another"
         raise ConfigError(FIELD, str(asked.path), remedy) from None
     stores: list[DiskStore] = []
     try:
@@ -108,6 +108,10 @@ def _stores(layout: Layout, fingerprint: str, asked: DiskAsked) -> tuple[DiskSto
                 share -= BYTES_A_SLOT * Places.of(group.block_bytes).slots_in(share)
                 slots = DiskSlots(path, identity, group.block_bytes, share)
                 stores.append(RemembersUses(slots, path.with_suffix(".uses")))
+    except MemoryError:
+        _close(stores)
+        remedy = "is more blocks than there is memory to know them by; give less"
+        raise ConfigError("disk_bytes", asked.bytes, remedy) from None
     except BaseException:
         _close(stores)
         raise
