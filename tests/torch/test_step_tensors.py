@@ -105,6 +105,82 @@ def test_an_empty_chunk_is_a_broken_plan(tensors):
         tensors.build(plan([(0, 0, 0)], [], []))
 
 
+# -- what goes on in place --------------------------------------------------------------------------
+
+
+def shown(made):
+    """Everything that a forward pass is told, as plain values."""
+    steps = [
+        (
+            *(step.block_tokens, step.decodes, step.tables.tolist()),
+            *(part.tolist() for part in (step.rows, step.offsets, step.starts, step.contexts)),
+            *(part.tolist() for part in (step.write_blocks, step.write_offsets)),
+        )
+        for step in made.steps
+    ]
+    states = made.states
+    kept = None if states is None else (states.decodes, states.offsets, states.starting, states.units.tolist())
+    return made.token_ids.tolist(), made.positions.tolist(), made.keep.tolist(), made.sampling.tolist(), steps, kept
+
+
+def schedules(seed, groups):
+    """Plans of up to six rows that mostly go on by one token; now and then one leaves, comes, pauses or is long."""
+    random = np.random.default_rng(seed)
+    reached, held = dict.fromkeys(range(6), 0), {}
+    order = list(range(6))
+    for _ in range(300):
+        if random.random() < 0.1:
+            random.shuffle(order)
+        chunks, new = [], []
+        for row in order:
+            event = random.random()
+            if event < 0.01:
+                reached[row] = 0  # another sequence has its seat
+                held = {key: slot for key, slot in held.items() if key[1] != row}
+            elif event < 0.02:
+                continue
+            count = int(random.integers(2, 9)) if reached[row] == 0 or event > 0.99 else 1
+            chunks.append((row, reached[row], count))
+            for group in range(groups):
+                last = 0 if group == 0 and groups == 2 else (reached[row] + count - 1) // BLOCK
+                for index in range(last + 1):
+                    if (group, row, index) not in held or random.random() < 0.002:
+                        held[group, row, index] = int(random.integers(0, 64))
+                        new.append((group, row, index, held[group, row, index]))
+            reached[row] += count
+        tokens = sum(count for _, _, count in chunks)
+        ids = np.where(random.random(tokens) < 0.7, PENDING, random.integers(0, 100, tokens))
+        made = with_states(chunks, ids, new)
+        yield replace(
+            made, new_blocks=made.new_blocks[:groups], samples=np.asarray([r % 5 > 0 for r, _, _ in chunks], np.bool_)
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("groups", [1, 2])
+def test_steps_that_go_on_in_place_are_those_that_are_laid_out_anew(seed, groups, request):
+    first = request.getfixturevalue("tensors" if groups == 1 else "hybrid")
+    second = StepTensors(Arena(first._arena.layout, 64), 6)
+    went_on = 0
+    for number, one in enumerate(schedules(seed, groups)):
+        for each in (first, second):
+            each.last_tokens[:] = number + np.arange(6)
+        packed, second._packed = first._packed, None
+        made, anew = first.build(one), second.build(one)
+        assert shown(made) == shown(anew)
+        assert (first._computed == second._computed).all()
+        went_on += packed is first._packed
+    assert went_on > 100, "most steps go on"
+
+
+def test_a_step_that_goes_on_has_the_tensors_of_the_one_before(tensors):
+    before = tensors.build(plan([(0, 2, 1), (1, 2, 1)], [5, 6], [(0, 0, 7), (1, 0, 8)]))
+    after = tensors.build(plan([(0, 3, 1), (1, 3, 1)], [7, PENDING]))
+    assert after.token_ids.data_ptr() == before.token_ids.data_ptr()
+    assert after.steps[0].contexts.tolist() == [4, 4]
+    assert after.steps[0].write_offsets.tolist() == [3, 3]
+
+
 # -- constant state --------------------------------------------------------------------------------
 
 
