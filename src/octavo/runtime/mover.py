@@ -77,6 +77,8 @@ class _Transfer:
     """Cancelled or timed out: no further batch begins."""
     started: float | None = None
     ended: float = 0.0
+    blocks: Batch | None = None
+    """Of an order to or from the disk, once it has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +346,6 @@ class Mover:
         order = transfer.order
         size = self._sizes[order.group]
         per_batch = max(1, lane.batch_bytes // size)
-        blocks: Batch | None = None
         for first in range(0, order.blocks, per_batch):
             count = min(per_batch, order.blocks - first)
             if not self._may_start(lane, transfer, count * size):
@@ -352,9 +353,7 @@ class Mover:
             try:
                 if self._faults is not None:
                     self._faults.before_batch(order, first)
-                if lane.name == "disk" and blocks is None:
-                    blocks = self._blocks(transfer)
-                reasons = self._batch(transfer, blocks, first, first + count)
+                reasons = self._batch(transfer, slice(first, first + count))
             except Exception as error:  # noqa: BLE001 - a transfer that fails is a recompute, whatever failed in it
                 transfer.reasons[first:] = [f"error: {error}"] * (order.blocks - first)
                 break
@@ -383,12 +382,14 @@ class Mover:
         blocks.require(self.disk[group].slots, self._sizes[group], writable=order.route == "load")
         return blocks
 
-    def _batch(self, transfer: _Transfer, blocks: Batch | None, first: int, end: int) -> list[str]:
+    def _batch(self, transfer: _Transfer, part: slice) -> list[str]:
         order, group = transfer.order, transfer.order.group
-        if blocks is None:
-            sources, targets = transfer.sources[first:end], transfer.targets[first:end]
+        if LANES[order.route] == "arenas":
+            sources, targets = transfer.sources[part], transfer.targets[part]
             self.copier.copy(order.route == "demote", group, sources, targets, transfer.after)
             return [""] * len(sources)
-        store, part = self.disk[group], blocks if end - first == len(blocks) else blocks.part(first, end)
-        reasons = store.write(part) if order.route == "store" else store.read(part)
-        return [""] * len(part) if reasons.count(None) == len(part) else [reason or "" for reason in reasons]
+        if transfer.blocks is None:
+            transfer.blocks = self._blocks(transfer)
+        store, blocks = self.disk[group], transfer.blocks.part(part.start, part.stop)
+        reasons = store.write(blocks) if order.route == "store" else store.read(blocks)
+        return [""] * len(blocks) if reasons.count(None) == len(blocks) else [reason or "" for reason in reasons]
