@@ -206,6 +206,7 @@ BOTH: list[tuple[dict[str, Any], str, str, str]] = [
     ({"structured_outputs": {"choice": "yes"}}, "structured_outputs.choice", "invalid_type", "list of strings"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_value", "at least one"),
     ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice", "invalid_value", "none of them empty"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs", "invalid_value", "nothing computes here"),
     ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs.choices", "unknown_field", "choice"),
     ({"guided_json": {}}, "guided_json", "unsupported_field", "response_format"),
     ({"cache_salt": ""}, "cache_salt", "invalid_value", "1 to 1024"),

@@ -131,7 +131,10 @@ class Intake:
         if asked is None:
             return
         if self._grammars is None:
-            raise RequestError("structured_outputs", asked, "needs a tokenizer; leave out skip_tokenizer_init")
+            remedy = "nothing computes here that could keep to a language; leave it out"
+            if self.tokenizer is None:
+                remedy = "needs a tokenizer; leave out skip_tokenizer_init"
+            raise RequestError("structured_outputs", asked.kind, remedy)
         self._grammars.check(params, self.eos_token_ids)
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Any]:
