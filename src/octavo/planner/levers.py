@@ -168,7 +168,7 @@ def _admission(scene: Scene) -> Iterator[Lever]:
         spread = pstdev(lengths.tokens)
         total = average * mean
         likely = next((n for n in range(average, 0, -1) if n * mean + RISK_DEVIATIONS * spread * n**0.5 <= total), 0)
-        says = f"one chance in a hundred that somebody is paused{assumed}"
+        says = f"not served yet: one chance in a hundred that somebody is paused{assumed}"
         yield Lever(name="future_bounded", sequences=max(certain, likely), says=says)
 
 
