@@ -23,7 +23,7 @@ LOW, HIGH = 0.1, 0.9
 _MOST_KNOTS = 4
 _LEAST_IN_A_KNOT = 60
 _LEAST_POINTS_IN_A_KNOT = 20
-_FACTORS = 15
+FACTORS = 15
 """That stand for the law of what a process is off by."""
 _NORMAL = 1.2815515655
 """Of the normal law's deviation: nine in ten are below."""
@@ -105,7 +105,7 @@ def of_another_process(parts: Sequence[Unseen]) -> Unseen:
     variance = max(0.0, raw - chance)
     between = Between(many, float(np.sqrt(raw)), float(np.sqrt(variance)))
     true = variance / raw if variance else 0.0
-    factors = np.exp(between.next_one * normal(_FACTORS))
+    factors = np.exp(between.next_one * normal(FACTORS))
     shrunk = true * off * many / (many - 1)
     singly = np.concatenate([part.singly * np.exp(-each) for part, each in zip(parts, shrunk, strict=True)])
     # Of a point all processes together: what is left of its repetitions' noise is in no run of many steps.
