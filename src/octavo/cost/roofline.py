@@ -106,8 +106,7 @@ class RooflineCost:
         return seconds
 
     def run_seconds(self, shape: StepShape, steps: int) -> Float64:
-        seconds = np.empty(steps)
-        seconds.fill(self._fixed_s(shape))
+        seconds: Any = self._fixed_s(shape)
         later = np.arange(steps, dtype=np.int64)
         for law in self.laws:
             if law.kind == "full":
@@ -116,8 +115,8 @@ class RooflineCost:
                 one = np.ones((1, 1), dtype=np.int64)
                 read = law.read(shape.starts[None, :] + later[:, None], one).sum(axis=1)
             pairs = np.zeros_like(read) if law.kind == "constant" else read
-            seconds += np.maximum(*self._attention_parts_s(law, read, pairs, shape.tokens))
-        return seconds
+            seconds = seconds + np.maximum(*self._attention_parts_s(law, read, pairs, shape.tokens))
+        return seconds if self.laws else np.full(steps, seconds)
 
     def _fixed_s(self, shape: StepShape) -> float:
         """Weights, small kernels and exchange: what does not depend on contexts."""

@@ -304,7 +304,10 @@ class KVCache:
             if not len(crossed):
                 continue
             table = self.tables[group].slots
-            if int(np.add.reduce(many)) == len(crossed):
+            if len(crossed) == 1:
+                place = crossed[0]
+                full = table[rows[place], first[place] : last[place]]
+            elif int(np.add.reduce(many)) == len(crossed):
                 full = table[rows[crossed], first[crossed]]
             else:
                 full = np.concatenate([table[rows[i], first[i] : last[i]] for i in crossed.tolist()])

@@ -41,8 +41,8 @@ LEGAL_MOVES: tuple[tuple[SlotState, SlotState], ...] = (
 _LEGAL = np.zeros((len(SlotState), len(SlotState)), dtype=bool)
 for _before, _after in LEGAL_MOVES:
     _LEGAL[_before, _after] = True
-_LEGAL_TO = tuple(np.ascontiguousarray(_LEGAL[:, after]) for after in SlotState)
-"""By the state after: whether each state before may become it."""
+_LEGAL_TO = tuple(bytes(before for before in SlotState if _LEGAL[before, after]) for after in SlotState)
+"""By the state after: the states that may become it, a byte each."""
 _LEGAL_ONE: list[list[bool]] = _LEGAL.tolist()
 
 
@@ -56,9 +56,8 @@ class GroupSlots:
 
     def move(self, slots: Int64, after: SlotState) -> None:
         """Move slots to a state. Raises `InvariantViolation` on an illegal move, changing nothing."""
-        legal = _LEGAL_TO[after].take(self.state[slots])
-        if np.count_nonzero(legal) != len(legal):
-            bad = int(slots[~legal][0])
+        if self.state[slots].tobytes().translate(None, _LEGAL_TO[after]):  # some are left: not legal
+            bad = next(slot for slot in slots.tolist() if not _LEGAL[self.state[slot], after])
             before = SlotState(int(self.state[bad])).name
             raise InvariantViolation("slot-moves", f"slot {bad}: {before} -> {after.name} is not a legal move")
         self.state[slots] = int(after)  # numpy takes long over members of an Enum

@@ -59,12 +59,9 @@ class Draft:
         rows, counts = self.rows[going], self.given[going]
         if not self.entered_rows:
             return rows, counts
-        entered = np.array(self.entered_counts, dtype=np.int64)
-        computing = entered > 0
-        return (
-            np.concatenate([rows, np.array(self.entered_rows, dtype=np.int64)[computing]]),
-            np.concatenate([counts, entered[computing]]),
-        )
+        computing = [(row, count) for row, count in zip(self.entered_rows, self.entered_counts, strict=True) if count]
+        entered = np.array(computing, dtype=np.int64).reshape(-1, 2)
+        return np.concatenate((rows, entered[:, 0])), np.concatenate((counts, entered[:, 1]))
 
     def merged_blocks(self) -> tuple[NewBlocks, ...]:
         """One entry per group, in the order in which blocks were appended."""

@@ -136,6 +136,8 @@ def _try_to_seat(
     draft.entered_counts.append(chunk)
     draft.budget -= chunk
     scheduler.welcome(sequence, draft, start)
+    if not len(scheduler.waiting):
+        return needs  # there is nobody left for whom it is to be weighed
     own = [int(table.held[row]) - n for table, n in zip(cache.tables, start.shared, strict=True)]
     return _Promised(_beyond(needs.known, own), _beyond(needs.most, own))
 
@@ -210,7 +212,9 @@ def _promised(scheduler: Scheduler) -> _Promised:
         step = np.minimum(running.step[rows], np.maximum(1, known - running.computed[rows]))
         if scheduler.plans_ahead:
             step += np.maximum(step, running.computed[rows] - cache.committed[rows])
-    most = np.where(running.done[rows], 0, running.limit[rows] - 1)
+    most = running.limit[rows] - 1
+    if running.ended:
+        most[running.done[rows]] = 0
     return _Promised(cache.blocks_to_come(rows, known, step), cache.blocks_to_come(rows, most, step))
 
 

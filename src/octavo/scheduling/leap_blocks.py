@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from octavo.memory.pool import BlockPool
     from octavo.scheduling.scheduler import Scheduler
 
+_NOTHING = np.zeros(1024, dtype=np.int64)
+_NOTHING.setflags(write=False)
+
 Due = dict[int, Int64]
 """By step: places among the rows at which something is due."""
 
@@ -80,7 +83,7 @@ def until_full(positions: Int64, size: int) -> Int64:
     return size - 1 - positions % size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Coming:
     """Blocks that rows of one group will need, in the order of single steps."""
 
@@ -115,7 +118,7 @@ def _at_once(scheduler: Scheduler, rows: Int64, asked: Blocks, coming: _Coming) 
     if count > pool.free.count:
         enough = int(coming.steps[pool.free.count])
         count = int(coming.steps.searchsorted(enough))
-    taken = np.bincount(coming.steps[:count], minlength=enough).cumsum()
+    taken = np.bincount(coming.steps if count == len(coming.steps) else coming.steps[:count], minlength=enough).cumsum()
     free_slabs: Int64 = pool.available_slabs - taken
     begun, had, sharing = cache.tables[0].counts[rows], 0, cache.sharing
     if sharing is not None:
@@ -128,7 +131,7 @@ def _at_once(scheduler: Scheduler, rows: Int64, asked: Blocks, coming: _Coming) 
             free_slabs[step + 1 :] += pool.available_slabs - before
     _take(cache, rows, begun, coming, slice(had, count))
     cache.commit(rows, asked.positions + enough)
-    return Taken(free_slabs, np.zeros(enough, dtype=np.int64))
+    return Taken(free_slabs, _NOTHING[:enough] if enough <= len(_NOTHING) else np.zeros(enough, dtype=np.int64))
 
 
 def _take(cache: KVCache, rows: Int64, begun: Int64, coming: _Coming, part: slice) -> None:

@@ -48,6 +48,8 @@ class RunningSet:
         self.last_token = np.zeros(rows, dtype=np.int32)
         self.done = np.zeros(rows, dtype=bool)
         """Ended, but still in its seat because its batch has not (batching by request)."""
+        self.ended = 0
+        """How many of them there are."""
         self.feed_tokens = np.zeros(rows, dtype=np.int64)
         self.feed: list[Int32 | None] = [None] * rows
         """The tokens a row had when it was seated."""
@@ -73,8 +75,12 @@ class RunningSet:
     def live_rows(self) -> Int64:
         """Rows whose sequence has not ended, in order of admission. Nobody changes it."""
         order = self.order
-        done = self.done[order]
-        return order[~done] if np.count_nonzero(done) else order
+        return order[~self.done[order]] if self.ended else order
+
+    def end(self, row: int) -> None:
+        """The row's sequence has ended, and keeps its seat until it is emptied."""
+        self.ended += not self.done[row]
+        self.done[row] = True
 
     def wanted(self, rows: Int64) -> Int64:
         """Positions that each row could compute now."""
@@ -127,6 +133,7 @@ class RunningSet:
             self._sequences[row] = None
             self.feed[row] = None
             self.sequence_id[row] = -1
+            self.ended -= int(self.done[row])
             self.done[row] = False
             self._free_rows.append(row)
         if len(leaving) == 1:

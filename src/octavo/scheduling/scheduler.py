@@ -350,7 +350,7 @@ class Scheduler:
             held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
             note_peak(sequence, held)
             outputs = int(self.running.known[row] - self.running.prompt[row])
-            self.running.done[row] = True
+            self.running.end(row)
             del self._sequences[sequence.sequence_id]
             self._report_end(sequence, reason, now, outputs=outputs, stop_token=stop_token, error=error)
         order = self.running.order
@@ -363,8 +363,9 @@ class Scheduler:
         """Empty the seats and release their blocks; returns how many."""
         blocks = 0
         for row in rows:
-            held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
-            note_peak(self.running.sequence(row), held)
+            if not self.running.done[row]:  # else it has been told
+                held = [int(table.counts[row] - table.firsts[row]) for table in self.cache.tables]
+                note_peak(self.running.sequence(row), held)
             if self.tiering is not None:
                 self.tiering.loading.abandon(row)
             self.untold(row)

@@ -174,6 +174,7 @@ class Measured:
 
     def _admitted(self, admission: Admitted) -> None:
         self.lost_tokens += admission.recomputed_tokens
+        self._widen(admission.sequence_id)
 
     def _preempted(self, pause: Preempted) -> None:
         self.preemptions += 1
@@ -220,7 +221,6 @@ class Measured:
 
     def _tokens(self, step: StepTokens) -> None:
         ids = step.sequence_ids
-        self._widen(int(np.maximum.reduce(ids)))
         gaps = step.now - self._last_s[ids]
         self._last_s[ids] = step.now
         gaps = gaps[~np.isnan(gaps)]
@@ -241,7 +241,6 @@ class Measured:
         used = self.slabs - run.free_slabs
         self.used_slab_s += float(took.dot(used))
         self.peak_slabs = max(self.peak_slabs, int(np.maximum.reduce(used)))
-        self._widen(int(np.maximum.reduce(ids)))
         self._gaps.add(moments[1] - self._last_s[ids])
         self._gaps.add(took[1:], sequences)
         self.end_s = end = float(moments[-1])
