@@ -321,6 +321,35 @@ def test_batches_outside_their_memory_or_store_are_broken_invariants(tmp_path):
             disk.read(Batch([0], [key(0)], memory, zero, SIZE))
 
 
+@pytest.mark.parametrize("scattered", [False, True])
+def test_parts_of_a_batch_are_its_blocks_and_each_is_written_and_read_as_it_would_be_alone(tmp_path, scattered):
+    slots, cut = [4, 9, 0, 1, 2, 7, 3], 3
+    with closing(store("slots", tmp_path / "disk", slots=10)) as disk:
+        blocks = [Placed(slot, key(slot), payload(slot)) for slot in slots]
+        memory = np.frombuffer(b"".join(payload(slot) for slot in slots), np.uint8)
+        starts = np.arange(len(slots)) * SIZE
+        whole = Batch.of(blocks, SIZE) if scattered else Batch(slots, [key(n) for n in slots], memory, starts, SIZE)
+        whole.require(disk.slots, SIZE)
+        for first, end in ((0, cut), (cut, len(slots))):
+            part = whole.part(first, end)
+            assert [(one.slot, one.key, bytes(one.block)) for one in map(part.__getitem__, range(len(part)))] == [
+                (slot, key(slot), payload(slot)) for slot in slots[first:end]
+            ]
+            assert disk.write(part) == [None] * (end - first)
+        assert disk.stored() == [(key(slot), slot) for slot in slots]
+        into = np.zeros(len(slots) * SIZE, np.uint8)
+        read = Batch(slots, [key(n) for n in slots], into, starts, SIZE)
+        assert [reason for at in range(len(slots)) for reason in disk.read(read.part(at, at + 1))] == [None] * len(
+            slots
+        )
+        assert bytes(into) == bytes(memory)
+
+
+def test_an_extension_whose_calls_are_others_is_left_alone(monkeypatch):
+    monkeypatch.setattr(extension(), "copies_version", 1)
+    assert extension.__wrapped__() is None
+
+
 @pytest.mark.parametrize("size", [241, 256, 496, 1023, 1024, 1025, 2049, 5000, 16384, 70001])
 def test_the_extensions_checksum_is_that_of_xxhash(size):
     data = random.Random(size).randbytes(size)
