@@ -13,7 +13,6 @@ field that differs, unless asked to be taken all the same. Reads and writes plai
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,8 @@ from octavo.memory.transfers import Route
 VERSION = 1
 _KEY = "octavo_calibration"
 _LARGEST = 64 * 2**20
+_MOST = 1e4
+"""Seconds, or ratios: nothing that was measured has more."""
 ROUTES: tuple[Route, ...] = ("demote", "promote", "store", "load")
 
 
@@ -188,6 +189,6 @@ def _list(told: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ConfigError(name, value, "must be a number of at least 0; calibrate again")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MOST:
+        raise ConfigError(name, value, f"must be a number from 0 to {_MOST:g}; calibrate again")
     return float(value)

@@ -5,7 +5,6 @@ Owns the law and its fit. Who moves what, and what waits in which queue, is not 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,8 @@ import numpy as np
 from octavo.cost.fit import nnls
 from octavo.errors import ConfigError
 
+_MOST = 1e15
+"""Bytes a second, seconds, or ratios: nothing that was measured has more."""
 _FIELDS = ("bytes_per_s", "latency_s", "error")
 
 
@@ -56,6 +57,6 @@ class TransferLaw:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ConfigError(name, value, "must be a number of at least 0; calibrate again")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MOST:
+        raise ConfigError(name, value, f"must be a number from 0 to {_MOST:g}; calibrate again")
     return float(value)

@@ -97,8 +97,8 @@ def _engine(calibration: Calibration) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in _WHOLE:
         value = calibration.engine.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"engine.{name}", value, "must be a whole number of at least 1; calibrate again")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**53:
+            raise ConfigError(f"engine.{name}", value, "must be a whole number from 1 to 2**53; calibrate again")
         found[name] = value
     return found
 
@@ -107,8 +107,10 @@ def _geometry(config: Mapping[str, Any], calibration: Calibration, asked: Asked)
     weights = dtype_named(str(calibration.engine.get("weights_dtype")), field="engine.weights_dtype")
     kept = calibration.model.get("kv_dtype") if asked.kv_dtype == "auto" else asked.kv_dtype
     geometry = geometry_from_config(config, dtype_named(str(kept), field="kv_dtype"), model_dtype=weights)
-    skipped = calibration.engine.get("kv_skip_layers")
-    return geometry if not skipped else with_layers_unquantised(geometry, list(skipped), weights)
+    skipped = calibration.engine.get("kv_skip_layers") or []
+    if not isinstance(skipped, list) or not all(isinstance(name, str) for name in skipped):
+        raise ConfigError("engine.kv_skip_layers", skipped, "must be a list of names of layers; calibrate again")
+    return geometry if not skipped else with_layers_unquantised(geometry, skipped, weights)
 
 
 def _require_own_options(calibration: Calibration, asked: Asked) -> None:
