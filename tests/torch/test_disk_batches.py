@@ -330,6 +330,7 @@ def test_parts_of_a_batch_are_its_blocks_and_each_is_written_and_read_as_it_woul
         starts = np.arange(len(slots)) * SIZE
         whole = Batch.of(blocks, SIZE) if scattered else Batch(slots, [key(n) for n in slots], memory, starts, SIZE)
         whole.require(disk.slots, SIZE)
+        assert whole.packed == b"".join(map(key, slots))
         for first, end in ((0, cut), (cut, len(slots))):
             part = whole.part(first, end)
             assert [(one.slot, one.key, bytes(one.block)) for one in map(part.__getitem__, range(len(part)))] == [
