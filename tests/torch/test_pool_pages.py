@@ -70,6 +70,19 @@ def test_nothing_is_asked_for_while_a_step_runs() -> None:
     pages.close()
 
 
+def test_what_is_asked_for_at_the_start_is_there_when_that_returns_unless_it_takes_too_long() -> None:
+    pages, asked = over(64 * MIB, 32 * MIB)
+    pages.ask_now(60.0)
+    assert asked.bytes == 32 * MIB
+    asked = Asked()
+    moments = iter(range(100))
+    slow = PoolPages(
+        torch.empty(64 * MIB, dtype=torch.uint8), 64 * MIB, advise=asked, clock=lambda: float(next(moments))
+    )
+    slow.ask_now(5.0)
+    assert asked.bytes == 4 * PIECE_BYTES
+
+
 def test_no_thread_is_left_when_there_is_no_more_to_ask_for() -> None:
     pages, asked = over(64 * MIB, 32 * MIB)
     pages.used(0)

@@ -36,7 +36,7 @@ from octavo.runtime.device import Device, device_facts, resolve_device
 from octavo.runtime.executor import TorchExecutor
 from octavo.runtime.grammar import Grammars
 from octavo.runtime.mover import Budget
-from octavo.runtime.pool_pages import AHEAD_BYTES, ahead_bytes
+from octavo.runtime.pool_pages import AHEAD_BYTES, START_S, ahead_bytes
 from octavo.runtime.sampler import Sampler
 from octavo.runtime.tiers import DiskAsked, OpenTiers, open_tiers
 from octavo.scheduling.audit import Audit
@@ -184,13 +184,14 @@ def build_core(
 
 
 def _pages_ahead(config: Config, deployment: Deployment, executor: Executor) -> tuple[str, ...]:
-    """Have memory for the pool from the system while the engine is idle; said where it is more than a little."""
+    """Have memory for the pool from the system before it is written; said where it is more than a little."""
     if not isinstance(executor, TorchExecutor):
         return ()
     named = (config.cache.num_gpu_blocks_override, config.cache.max_kv_tokens) != (None, None)
     size = ahead_bytes(deployment.slabs * deployment.layout.slab_bytes, named)
-    executor.ask_ahead(size)
-    return (f"while idle, {size:,} B of KV cache are had from the system before use",) if size > AHEAD_BYTES else ()
+    executor.ask_ahead(size, START_S if named else 0.0)
+    more = f"{size:,} B of KV cache are taken from the system at the start or while idle, before they are used"
+    return (more,) if size > AHEAD_BYTES else ()
 
 
 def _open_tiers(config: Config, deployment: Deployment, executor: TorchExecutor, keys: KeySpace | None) -> OpenTiers:

@@ -87,10 +87,14 @@ class TorchExecutor:
         self._results: deque[StepResult] = deque()
         self._pool_pages: PoolPages | None = None
 
-    def ask_ahead(self, ahead_bytes: int) -> None:
-        """Have the pool's pages from the system before they are written, so many bytes ahead, while nothing runs."""
+    def ask_ahead(self, ahead_bytes: int, now_s: float = 0.0) -> None:
+        """Have the pool's pages from the system before they are written, so many bytes ahead.
+
+        For `now_s` seconds at most before this returns, and then while nothing runs.
+        """
         if ahead_bytes > 0 and self.arena.device.type == "cpu":
             self._pool_pages = PoolPages(self.arena.bytes, ahead_bytes)
+            self._pool_pages.ask_now(now_s)
             self._pool_pages.used(0)
 
     @property

@@ -1,4 +1,4 @@
-"""The pages of the KV pool on a CPU, asked of the system while the engine is idle: `PoolPages`.
+"""The pages of the KV pool on a CPU, asked of the system at the start and while the engine is idle: `PoolPages`.
 
 Slots are handed out in the order of their addresses, so what is asked for next is what will be written next. Owns
 when that is done and by which thread; which bytes are used is the executor's to say, and what is in them no matter
@@ -26,6 +26,8 @@ MOST_OF_FREE = 4
 """At most this part of the memory that is free is asked for ahead of its use, whatever the pool."""
 PIECE_BYTES = 2 << 20
 """A huge page: where a virtual machine has to get it from its host first, that alone takes some milliseconds."""
+START_S = 3.0
+"""The longest that a start waits for pages of a pool that is there to be filled; the rest comes while idle."""
 QUIET_S = 0.1
 """Without a step for that long, the engine is idle."""
 _GROWS_BY = 16 << 20
@@ -58,6 +60,13 @@ class PoolPages:
         self._pages.used(end)
         if self._pages.lacking_bytes >= _GROWS_BY:
             self._start()
+
+    def ask_now(self, seconds: float) -> None:
+        """In the caller's own thread, before there is another, and for so long at most."""
+        self._pages.used(0)
+        until = self._clock() + seconds
+        while self._pages.lacking_bytes and self._clock() < until:
+            self._pages.ask()
 
     def step_begins(self) -> None:
         self._stepping = True
