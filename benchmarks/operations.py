@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workload", choices=NAMES, default="W2")
     parser.add_argument("--file", type=Path, default=None, help="a workloads.json; drawn from a seed if there is none")
     parser.add_argument("--scale", type=float, default=1.0, help="lengths times this")
+    parser.add_argument("--requests", type=int, default=None, help="the first so many alone")
+    parser.add_argument("--outputs", type=int, default=None, help="tokens of each; 1: prompts alone")
     parser.add_argument("--repeat", type=int, default=2, help="runs, of which the fastest is told")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--reuse", choices=("none", "prefix"), default="none")
@@ -148,6 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file = find_file(options.file, Path(__file__).resolve().parent)
     known = drawn_workloads(49152) if file is None else read_workloads(file)
     workload = known[options.workload].scaled(options.scale)
+    jobs = workload.jobs[: options.requests]
+    if options.outputs is not None:
+        jobs = tuple(replace(job, max_tokens=options.outputs) for job in jobs)
+    workload = replace(workload, jobs=jobs)
     facts = machine_facts() | torch_facts()
     source = "drawn from a seed" if file is None else "from a file"
     print(f"{workload.described()}; {source}; clock: {options.clock}; reuse: {options.reuse}")
