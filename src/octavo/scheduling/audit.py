@@ -55,7 +55,9 @@ def held_within_charge(scheduler: Scheduler) -> None:
 
 
 def empty_seats_hold_nothing(scheduler: Scheduler) -> None:
-    """Ends -> released: a row without a sequence has no blocks."""
+    """Ends -> released: a row without a sequence has no blocks, and those who ended in their seats are counted."""
+    running, ended = scheduler.running, int(np.count_nonzero(scheduler.running.done))
+    _require("end-releases", running.ended == ended, f"{running.ended} counted as ended in their seats, {ended} have")
     seated = np.zeros(scheduler.running.rows, dtype=bool)
     seated[scheduler.running.order] = True
     for table in scheduler.cache.tables:
