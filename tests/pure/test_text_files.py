@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import io
 import re
@@ -19,6 +20,7 @@ from octavo.planner.workload import MOST_TOKENS, trace_lengths
 from octavo.simulate.formats import read_trace
 from octavo.text_files import read_text
 
+SOURCE = Path(__file__).parents[2] / "src" / "octavo"
 GOOD = b'{"arrival":0,"input_tokens":10,"output_tokens":5}\n'
 
 
@@ -136,3 +138,21 @@ def test_a_pool_that_is_damaged_or_unpacks_to_too_much_is_refused(
     shape = ("--layers", "2", "--kv-heads", "2", "--head-dim", "16", "--weights-bytes", "1MiB", "--context", "64")
     assert octavo(["simulate", *shape, "--device", "h100-sxm", "--trace", str(tmp_path / name)]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def parses(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.loads", "json.load", "tomllib.loads")
+
+
+def test_whoever_expects_damaged_json_expects_lists_inside_each_other_without_end() -> None:
+    """Python raises `RecursionError`, which is no `ValueError`, so that every reader has to name it."""
+    seen, wrong = 0, []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Try) and any(parses(one) for part in node.body for one in ast.walk(part)):
+                caught = " ".join(ast.unparse(one.type) for one in node.handlers if one.type is not None)
+                if "ValueError" in caught or "Decode" in caught:
+                    seen += 1
+                    wrong += [] if "RecursionError" in caught else [f"{path.name}:{node.lineno}"]
+    assert not wrong
+    assert seen > 10

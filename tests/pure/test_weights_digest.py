@@ -74,7 +74,9 @@ def test_a_file_whose_time_was_set_back_is_read_again(files: list[Path], monkeyp
     assert count == [1]
 
 
-@pytest.mark.parametrize("note", [b"", b"nonsense", b"[]", b"{}", b'{"state": 1, "sha256": "x"}', b'{"sha256": 7}'])
+@pytest.mark.parametrize("note", [
+    b"", b"nonsense", b"[]", b"{}", b'{"state": 1, "sha256": "x"}', b'{"sha256": 7}', b"[" * 100_000,
+])  # fmt: skip
 def test_a_damaged_note_is_no_note(files: list[Path], tmp_path: Path, note: bytes) -> None:
     first = weights_digest(files)
     notes = sorted((tmp_path / "cache").rglob("*.json"))

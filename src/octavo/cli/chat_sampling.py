@@ -68,5 +68,5 @@ def _value(kind: str, text: str) -> Any:
         return [number("int")(part) for part in text.replace(",", " ").split()]
     try:
         return json.loads(text) if text.startswith(('"', "[")) else text
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

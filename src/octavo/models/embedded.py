@@ -75,7 +75,7 @@ def is_whole(directory: Path) -> bool:
         if stamp["layout"] != LAYOUT_VERSION or stamp["source_sha256"] != GGUF_SHA256 or not stamp["files"]:
             return False
         return all(_fingerprint(directory / name) == told for name, told in sorted(stamp["files"].items()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

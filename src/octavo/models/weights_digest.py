@@ -60,7 +60,7 @@ def _remembered(note: Path, state: list[int]) -> str | None:
     try:
         told = json.loads(note.read_bytes())
         digest = told["sha256"] if told["state"] == state else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return digest if isinstance(digest, str) else None
 

@@ -70,7 +70,7 @@ def from_toml(path: str | Path) -> tuple[Accelerator, ...]:
         told = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise ConfigError("device_file", str(path), f"cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError("device_file", str(path), f"is not TOML ({error})") from None
     rows = told.get("accelerators")
     if not isinstance(rows, list) or not rows:

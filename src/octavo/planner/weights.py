@@ -173,7 +173,7 @@ def _header(file: Path) -> Iterator[Tensor]:
 def _json(raw: bytes, file: Path) -> dict[str, Any]:
     try:
         told = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("model", str(file), f"is damaged ({error}); fetch it again") from None
     if not isinstance(told, dict):
         raise ConfigError("model", str(file), "holds no JSON object; fetch it again")
