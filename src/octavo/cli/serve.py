@@ -128,6 +128,7 @@ def serve(  # noqa: PLR0913 - one for each flag
     Ends on SIGTERM or SIGINT once what runs is finished; a second one ends it at once.
     """
     from octavo.server.bound import bind
+    from octavo.server.descriptors import raise_limit
     from octavo.server.host import Host as EngineHost
     from octavo.server.settings import ServerSettings, read_template
 
@@ -153,6 +154,7 @@ def serve(  # noqa: PLR0913 - one for each flag
     if executor not in ("torch", "sim"):
         raise ConfigError("executor", executor, "use torch or sim")
     asked = _with_model(engine, model_name)
+    raise_limit()
     with bind(settings) as bound:
         thread = EngineHost()
         if executor == "sim":

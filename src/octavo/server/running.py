@@ -25,6 +25,7 @@ from octavo.server.app import create_app
 from octavo.server.arrival import KEEP_ALIVE_S, arriving_within
 from octavo.server.async_llm import AsyncLLM
 from octavo.server.bound import address_of, bind
+from octavo.server.descriptors import tell_seldom
 from octavo.server.host import Host
 from octavo.server.request_log import RequestLog
 from octavo.server.service import Service
@@ -89,6 +90,7 @@ async def run(service: Service, bound: socket.socket, say: Say) -> int:
     complaints = logging.getLogger("uvicorn.error")
     complaints.addHandler(_IntoLog(service.log))
     complaints.propagate = False
+    tell_seldom(asyncio.get_running_loop(), service.log.trouble)
     await service.start()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     announcing = asyncio.create_task(_announce(server, serving, service, bound, say))
