@@ -187,6 +187,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("architectures as text", llama(architectures="LlamaForCausalLM"), "architectures"),
     ("model_type as a number", llama(model_type=3), "model_type"),
+    ("model_type of a page", llama(model_type="a" * 5000), "model_type"),
     ("an empty config", {}, "num_hidden_layers"),
 ]
 

@@ -21,6 +21,9 @@ from octavo.geometry.state import Borrowed, Compressed, Constant, LayerState, St
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config", "llm")
 _ENCODER_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
+MAX_NAME_CHARS = 200
+"""What is wrong with a config is said with the name of its type."""
+
 
 def geometry_from_config(
     config: Mapping[str, Any], kv_dtype: Dtype, *, convention: Convention = "needed", model_dtype: Dtype | None = None
@@ -146,8 +149,8 @@ def _model_type(raw: Mapping[str, Any], default: str) -> str:
     value = raw.get("model_type")
     if value is None:
         return default
-    if not isinstance(value, str):
-        raise ConfigError("model_type", value, "must be a string")
+    if not isinstance(value, str) or len(value) > MAX_NAME_CHARS:
+        raise ConfigError("model_type", value, f"must be a string of at most {MAX_NAME_CHARS} characters")
     return value
 
 
