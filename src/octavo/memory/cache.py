@@ -22,7 +22,7 @@ import numpy as np
 
 from octavo.errors import ConfigError, InvariantViolation
 from octavo.memory.keys import KeySpace
-from octavo.memory.layout import BOUNDLESS, Layout
+from octavo.memory.layout import BOUNDLESS, Layout, largest
 from octavo.memory.pool import BlockPool
 from octavo.memory.sharing import Sharing
 from octavo.memory.slots import SlotState
@@ -73,7 +73,6 @@ class KVCache:
         self.suspensions: dict[int, Suspended] = {}
         self._returns = 0
         self._tickets = 0
-        self._most_tokens: int | None = None
         self._draining: dict[int, list[tuple[int, Int64]]] = {}
         self._block_tokens = tuple(g.block_tokens for g in layout.groups)
         # A contiguous run is given up whole, as in the engines that it stands for.
@@ -88,6 +87,7 @@ class KVCache:
         """(group, slots) that a plan in flight copies from, by plan: referenced until it completes."""
         self._plain = len(self._block_tokens) == 1 and self._block_tokens[0] > 0 and not contiguous
         self._sliding = () if contiguous else tuple(i for i, g in enumerate(layout.groups) if g.slides)
+        self._most_tokens = layout.most_tokens(slabs, 1 if self._sliding else None)  # every request asks
 
     # -- room ---------------------------------------------------------------------------------
 
@@ -138,33 +138,18 @@ class KVCache:
 
     def max_tokens_per_sequence(self) -> int:
         """The most positions that one sequence alone could hold in this pool, computing one at a time."""
-        if self._most_tokens is None:  # it never changes, and every request asks
-            self._most_tokens = self.layout.most_tokens(self.pool.slabs, 1 if self._sliding else None)
         return self._most_tokens
 
     def largest_step(self, tokens: int, most: int) -> int:
         """The most positions a step, up to `most`, with which a sequence can reach `tokens` alone in this pool."""
         if not self._sliding or self.layout.slabs_for(tokens, most) <= self.pool.slabs:
             return most
-        low, high = 1, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.layout.slabs_for(tokens, middle) <= self.pool.slabs:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return self.layout.largest_step(tokens, most, self.pool.slabs)
 
     def largest_reservable(self, row: int, upto: int) -> int:
         """The most positions, up to `upto`, that `reserve` would find room for now; at least what it has."""
-        low, high = min(upto, self.room_tokens(row)), upto
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.pool.shortfall(self.missing_blocks(row, middle)) is None:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        have = min(upto, self.room_tokens(row))
+        return largest(have, upto, lambda tokens: self.pool.shortfall(self.missing_blocks(row, tokens)) is None)
 
     # -- verbs --------------------------------------------------------------------------------
 
@@ -299,19 +284,8 @@ class KVCache:
             first, last = before // tokens, upto // tokens
             if group in self._sliding:
                 first = np.minimum(last, np.maximum(first, self.tables[group].firsts[rows]))
-            many = last - first
-            crossed = many.nonzero()[0]
-            if not len(crossed):
-                continue
-            table = self.tables[group].slots
-            if len(crossed) == 1:
-                place = crossed[0]
-                full = table[rows[place], first[place] : last[place]]
-            elif int(np.add.reduce(many)) == len(crossed):
-                full = table[rows[crossed], first[crossed]]
-            else:
-                full = np.concatenate([table[rows[i], first[i] : last[i]] for i in crossed.tolist()])
-            self.pool.slots[group].move(full.astype(np.int64), SlotState.READY)
+            if len(full := self.tables[group].between(rows, first, last)):
+                self.pool.slots[group].move(full, SlotState.READY)
 
     def release(self, row: int, *, used: bool = True) -> int:
         """The row's sequence has left: its blocks lose a reference. Returns how many blocks that was.
@@ -415,8 +389,7 @@ class KVCache:
                 raise InvariantViolation("contiguous-runs", f"row {outgrown[0]} outgrew its run")
 
     def _reset(self, row: int) -> None:
-        self.committed[row] = 0
-        self.touched[row] = -1
+        self.committed[row], self.touched[row] = 0, -1
 
     def _forget(self, value: Suspended) -> None:
         if self.suspensions.pop(value.ticket, None) is not value:

@@ -15,7 +15,7 @@ Which layers form a group is `groups`; how large a slab is, `slabs`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,14 +133,11 @@ class Layout:
 
     def most_tokens(self, slabs: int, step_tokens: int | None = None) -> int:
         """The most positions of one sequence that `slabs` slabs hold; `BOUNDLESS` when no length fills them."""
-        low, high = 0, BOUNDLESS
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.slabs_for(middle, step_tokens) <= slabs:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return largest(0, BOUNDLESS, lambda tokens: self.slabs_for(tokens, step_tokens) <= slabs)
+
+    def largest_step(self, tokens: int, most: int, slabs: int) -> int:
+        """The most positions a step, 1 to `most`, with which one sequence reaches `tokens` within `slabs` slabs."""
+        return largest(1, most, lambda step: self.slabs_for(tokens, step) <= slabs)
 
     @property
     def signature(self) -> str:
@@ -215,3 +212,14 @@ def _shape(component: Component, block_tokens: int, order: BlockOrder) -> tuple[
     if len(component.shape) < 2 or order == "tokens_heads":
         return (block_tokens, *component.shape)
     return (component.shape[0], block_tokens, *component.shape[1:])
+
+
+def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The largest of `low` to `high` that fits, where `low` does and whatever is beyond one that does not, neither."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -68,6 +68,21 @@ class BlockTables:
             slots = self.slots[np.repeat(rows, cut), np.repeat(before, cut) + inside]
         return slots.astype(np.int64)
 
+    def between(self, rows: Int64, firsts: Int64, ends: Int64) -> Int64:
+        """Slots of blocks `firsts` to `ends` - 1 of each of `rows`, row by row; of most rows that is often none."""
+        many = ends - firsts
+        some = many.nonzero()[0]
+        if not len(some):
+            return some
+        if len(some) == 1:
+            place = some[0]
+            slots = self.slots[rows[place], firsts[place] : ends[place]]
+        elif int(np.add.reduce(many)) == len(some):
+            slots = self.slots[rows[some], firsts[some]]
+        else:
+            slots = np.concatenate([self.slots[rows[i], firsts[i] : ends[i]] for i in some.tolist()])
+        return slots.astype(np.int64)
+
     def row(self, row: int) -> Int64:
         """The blocks that the row holds."""
         return self.slots[row, self.firsts[row] : self.counts[row]].astype(np.int64)
