@@ -281,8 +281,8 @@ def test_a_grammar_that_takes_ever_longer_fails_alone(monkeypatch: pytest.Monkey
 
 
 def refuse(asked: Any, **params: Any) -> RequestError:
-    intake = Intake(TOKENIZER, defaults={}, eos_token_ids=params.pop("eos", (END,)), vocab_size=WIDTH,
-                    grammars=params.pop("grammars", GRAMMARS))  # fmt: skip
+    intake = Intake(params.pop("tokenizer", TOKENIZER), defaults={}, eos_token_ids=params.pop("eos", (END,)),
+                    vocab_size=WIDTH, grammars=params.pop("grammars", GRAMMARS))  # fmt: skip
     with pytest.raises(RequestError) as caught:
         intake.prepare("r", [1], SamplingParams(structured_outputs=asked, **params))
     assert caught.value.field == "structured_outputs"
@@ -290,7 +290,8 @@ def refuse(asked: Any, **params: Any) -> RequestError:
 
 
 def test_no_tokenizer_no_structured_outputs() -> None:
-    assert "skip_tokenizer_init" in str(refuse(OBJECT, grammars=None))
+    assert "skip_tokenizer_init" in str(refuse(OBJECT, grammars=None, tokenizer=None))
+    assert "nothing computes here" in str(refuse(OBJECT, grammars=None))
 
 
 def test_an_output_that_nothing_could_end_is_refused() -> None:

@@ -23,6 +23,8 @@ from octavo.runtime.disk_slots import DiskSlots
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 """Blocks in one order."""
+_SEEN_BYTES = 256 << 10
+"""What the largest order has at least: where blocks are tiny, one of 32 takes no longer than one of 1."""
 _REPEATS = 7
 _MOST_BYTES = 64 << 20
 """Of one arena."""
@@ -32,8 +34,11 @@ def measure_transfers(layout: Layout, device: str, disk_path: Path | None = None
     """The law of each route, for blocks of the group that has the largest ones."""
     group = max(range(len(layout.groups)), key=lambda index: layout.groups[index].block_bytes)
     size = layout.groups[group].block_bytes
-    slabs = max(2, min(2 * max(_SIZES), _MOST_BYTES // layout.slab_bytes))
-    counts = [count for count in _SIZES if 2 * count <= slabs] or [1]
+    counts = list(_SIZES)
+    while counts[-1] * size < _SEEN_BYTES:
+        counts.append(2 * counts[-1])
+    slabs = max(2, min(2 * max(counts), _MOST_BYTES // layout.slab_bytes))
+    counts = [count for count in counts if 2 * count <= slabs] or [1]
     copier = BlockCopier(Arena(layout, slabs, device), Arena(layout, slabs))
     try:
         copier.device.bytes.fill_(1)
@@ -65,7 +70,7 @@ def _disk_laws(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "octavo-calibration.blocks"
     identity = Identity.of("calibration", copier.host.layout.signature, copier.host.layout.groups[group].name)
-    keys = [bytes([place]) * KEY_BYTES for place in range(max(counts))]
+    keys = [place.to_bytes(KEY_BYTES, "big") for place in range(max(counts))]
     disk = DiskSlots(path, identity, size, Places.of(size).file_bytes(len(keys)))
 
     def blocks(count: int) -> Batch:
