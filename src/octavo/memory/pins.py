@@ -47,6 +47,11 @@ class Pins:
         """Positions that are pinned now."""
         return self._pinned_nodes * self._directory.space.block_tokens
 
+    @property
+    def next_end(self) -> float:
+        """When the first of them ends; infinite where there is none."""
+        return self._next_end
+
     def tokens_at(self, now: float) -> int:
         """Positions that are pinned at this moment, whether or not pins whose time is over have been told so."""
         if now < self._next_end:

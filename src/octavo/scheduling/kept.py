@@ -61,6 +61,10 @@ class Kept:
         if self.pins is not None:
             self.pins.expire(now)
 
+    def next_end_of_pins(self) -> float:
+        """When the first pin ends; infinite where there is none."""
+        return float("inf") if self.pins is None else self.pins.next_end
+
     def forget_all(self) -> list[int]:
         """Nothing computed so far is found again, pinned or not. Blocks of each group that this freed at once."""
         if self._cache.sharing is None:

@@ -128,14 +128,17 @@ def advance(
     refused_for: Resource | None = None,
     last: Int32 | None = None,
 ) -> DecodeRun | None:
-    """Take up to `len(moments) - 1` decode steps, as many as there are blocks for; None where not even one.
+    """Take up to `len(moments) - 1` decode steps, as many as there are blocks for; None where not even one. A step in
+    which a pin ends is the first of another run.
 
     Step j is planned at `moments[j]` and done at `moments[j + 1]`; `tokens` are those of `live_rows()` in each, and
     `last` those of the last step if all are taken. The caller has asked `quiet_steps`, has drained the events, and
     knows that no other token is a stop.
     """
     running, cache = scheduler.running, scheduler.cache
-    rows, asked = running.live_rows(), len(moments) - 1
+    rows, asked = running.live_rows(), _until_a_pin_ends(scheduler, moments)
+    if asked < len(moments) - 1:
+        last = None
     if np.count_nonzero(running.stop_ids[rows] == tokens[:, None]):
         raise InvariantViolation("quiet-steps", "a token that ends a sequence is none to leap with")
     left = int(np.minimum.reduce(running.limit[rows] - running.known[rows]))
@@ -176,6 +179,13 @@ def advance(
         ended=tuple(event for event in scheduler.drain_events() if isinstance(event, Finished)),
         evicted_below=scheduler.kept.evictions_below_untold(),
     )
+
+
+def _until_a_pin_ends(scheduler: Scheduler, moments: npt.NDArray[np.float64]) -> int:
+    """So many steps are planned before the next pin ends, once those are over that end by the first."""
+    kept = scheduler.kept
+    kept.expire_pins(float(moments[0]))
+    return int(moments[:-1].searchsorted(kept.next_end_of_pins()))
 
 
 def expand(run: DecodeRun) -> Iterator[Event]:
