@@ -27,7 +27,16 @@ from typing import Any
 
 from engine import UNWANTED
 from machine_facts import described, machine_facts, torch_facts
-from prediction_engine import BLOCK_TOKENS, MOST_RUNS, engine_of, engine_options, run_apart, run_here, warm_up
+from prediction_engine import (
+    BLOCK_TOKENS,
+    MOST_RUNS,
+    at_speed,
+    engine_of,
+    engine_options,
+    run_apart,
+    run_here,
+    warm_up,
+)
 from prediction_runs import Ran, Timed
 from prediction_steps import kinds_told, print_kinds, record_of
 from workloads import NAMES, SEED, Job, drawn_workloads, find_file, read_workloads
@@ -45,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     begun = time.monotonic()
     options = parsed(arguments)
     from octavo.cost.calibration import read_calibration, written
+    from octavo.cost.learn import usual_steps
+    from octavo.cost.speeds import Speed
     from octavo.planner.asked import Asked
     from octavo.simulate.calibrated import calibrated_replica
 
@@ -74,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reports.append(told_of(report))
     pooled = pooled_coverage(reports)
     print_table(reports, pooled)
-    kinds = kinds_told(calibration, samples, runs)
+    speed = Speed.of(calibration.about)
+    usual, _ = usual_steps(samples)
+    kinds = kinds_told(calibration, usual, {name: at_speed(ran, speed) for name, ran in runs.items()}, speed)
     print_kinds(kinds)
     if options.record is not None:
         options.record.write_text(json.dumps(record_of(calibration, samples, runs)), encoding="utf-8")
@@ -109,6 +122,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=560.0,
         help="seconds for all of it: Poisson runs take what is left (default 560)",
     )
+    add("--patience", type=float, default=60.0, help="seconds a workload may wait, and run again, for the "
+        "calibration's speed of memory on a machine that has two (default 60)")  # fmt: skip
     add("--scale", type=float, default=1.0, help="lengths of prompts and outputs times this")
     add("--repeat", type=int, default=1, help="runs of the real engine; figures are their medians (default 1)")
     add("--least-s", type=float, default=5.0, help="shorter workloads run again, five times at most (default 5)")
@@ -136,11 +151,16 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def vars_of(options: argparse.Namespace, calibration: Any = None) -> dict[str, Any]:
     """What an engine needs to know, as JSON: once something is calibrated, with the linear kernels that it is of."""
+    from octavo.cost.speeds import Speed
     from octavo.runtime.calibrate_rounds import linear_backend_of
 
     names = ("model", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-    told = {name: getattr(options, name) for name in (*names, "threads", "own_time", "least_s")}
-    return told if calibration is None else told | {"linear": linear_backend_of(calibration.engine)}
+    told = {name: getattr(options, name) for name in (*names, "threads", "own_time", "least_s", "patience")}
+    if calibration is None:
+        return told
+    speed = Speed.of(calibration.about)
+    told |= {"linear": linear_backend_of(calibration.engine)}
+    return told if speed is None else told | {"speed": [speed.usual, speed.other]}
 
 
 def blocks_of(options: argparse.Namespace) -> int:
@@ -272,11 +292,15 @@ def report_of(timed: Any, real: list[Any], replica: Any, calibration: Any, lower
     import numpy as np
     from prediction_runs import FIGURES, run_virtually, step_coverage
 
+    from octavo.cost.speeds import Speed
+
+    speed = Speed.of(calibration.about)
+    chosen = at_speed(real, speed)
     virtual = run_virtually(replica, timed, lower=lower)
     ends = [run_virtually(replica, timed, factor, lower) for factor in calibration.run_interval]
     rows = {}
     for name in FIGURES:
-        measured = float(np.median([one.figures[name] for one in real]))
+        measured = float(np.median([one.figures[name] for one in chosen]))
         predicted = virtual.figures[name]
         low, high = sorted(end.figures[name] for end in ends)
         rows[name] = {
@@ -288,12 +312,14 @@ def report_of(timed: Any, real: list[Any], replica: Any, calibration: Any, lower
             "interval": [low, high],
             "inside": low <= measured <= high,
         }
-    steps = [step for one in real for step in one.steps]
+    steps = [step for one in chosen for step in one.steps_at(speed)] or [step for one in chosen for step in one.steps]
     return {
         "name": timed.name,
         "requests": len(timed.jobs),
         "span_s": [one.span_s for one in real],
-        "stolen": max(one.stolen for one in real),
+        "chosen": len(chosen),
+        "at_speed": min(one.share_at(speed) for one in chosen),
+        "stolen": max(one.stolen for one in chosen),
         "figures": rows,
         "steps": step_coverage(calibration, steps),
     }
@@ -326,6 +352,12 @@ def print_fit(calibration: Any) -> None:
             f"a process lies {errors['processes_apart']:.1%} from the others; intervals made without it hold "
             f"{errors['inside_elsewhere']:.0%} of its steps, median width {errors['width_elsewhere']:.0%}"
         )
+    if "memory_bytes_per_s" in about:
+        other = about.get("memory_bytes_per_s_other")
+        print(
+            f"memory is read at {about['memory_bytes_per_s'] / 1e9:.1f} GB/s"
+            + (f", at other times at {other / 1e9:.1f}: {about['steps_left_out']} steps left out" if other else "")
+        )
     for term, seconds in zip(calibration.step.terms, calibration.step.seconds, strict=True):
         if seconds:
             print(f"  {1e6 * seconds:>12.4f} us  {term.name}")
@@ -342,8 +374,8 @@ def print_table(reports: list[dict[str, Any]], pooled: dict[str, float]) -> None
         steps = one["steps"]
         print(
             f"{'':14}{'steps':11}{steps['inside']:.0%} of {steps['steps']} inside, median width "
-            f"{steps['median_width']:.0%}; all together {steps['total']:+.1%}; others on the host took "
-            f"{one['stolen']:.1%}"
+            f"{steps['median_width']:.0%}; all together {steps['total']:+.1%}; {one['chosen']} of "
+            f"{len(one['span_s'])} runs taken, {one['at_speed']:.0%} at the calibrated speed of memory"
         )
     if not reports:
         return

@@ -11,14 +11,28 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from prediction_runs import OwnClock, Ran, Timed, WallClock, run_really
 from workloads import Job
 
+from octavo.cost.speeds import Speed
+
 BLOCK_TOKENS = 16
 MOST_RUNS = 5
+ENOUGH = 0.9
+"""The share of a run at the calibration's speed of memory, below which it is run again."""
+_PAUSE_S = 0.25
+
+
+def at_speed(ran: list[Ran], speed: Speed | None) -> list[Ran]:
+    """The runs to compare: all that were at this speed, or the one that was nearest to it."""
+    shares = [one.share_at(speed) for one in ran]
+    enough = [one for one, share in zip(ran, shares, strict=True) if share >= ENOUGH]
+    return enough or [ran[shares.index(max(shares))]]
 
 
 def engine_options(asked: dict[str, Any], blocks: int, **more: Any) -> dict[str, Any]:
@@ -92,12 +106,29 @@ def arenas_of(engine: Any) -> list[Any]:
 
 
 def run_here(asked: dict[str, Any], engine: Any, timed: Timed, repeat: int) -> list[Ran]:
-    """So many runs, and more of a short one."""
-    clock = OwnClock() if asked["own_time"] else WallClock()
-    ran = [run_really(engine, timed, clock) for _ in range(repeat)]
-    while len(ran) < MOST_RUNS and sum(one.span_s for one in ran) < asked["least_s"]:
+    """So many runs at the calibration's speed of memory, more of a short one, and those that were at another speed.
+
+    Once patience is over, runs count at whatever speed.
+    """
+    from octavo.runtime.memory_rate import MemoryRate
+
+    speed = None if asked.get("speed") is None else Speed(*asked["speed"])
+    rate = None if speed is None else MemoryRate().read
+    clock = OwnClock() if asked["own_time"] else WallClock(rate)
+    until = time.monotonic() + asked["patience"]
+    ran: list[Ran] = []
+    counted = 0
+    while counted < repeat or (counted < MOST_RUNS and sum(one.span_s for one in ran) < asked["least_s"]):
+        wait_for(speed, rate, until)
         ran.append(run_really(engine, timed, clock))
+        counted += ran[-1].share_at(speed) >= ENOUGH or time.monotonic() >= until
     return ran
+
+
+def wait_for(speed: Speed | None, rate: Callable[[], float] | None, until: float) -> None:
+    """Until memory is read at this speed, or the time is over."""
+    while speed is not None and rate is not None and time.monotonic() < until and not speed.at(rate()):
+        time.sleep(_PAUSE_S)
 
 
 def main() -> None:

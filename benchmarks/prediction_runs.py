@@ -8,6 +8,7 @@ steps, and their times count from the moment they were due.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 from workloads import Job
 
 from octavo.cost.calibration import Calibration
+from octavo.cost.speeds import Speed
 from octavo.cost.step import Scaled, StepShape
 from octavo.engine.engine import Engine
 from octavo.policy.bundle import Policies
@@ -26,6 +28,8 @@ from octavo.simulate.measure import Measured
 from octavo.simulate.sources import OpenLoop
 from octavo.simulate.trace import TraceRequest
 
+RATES_S = 1.0
+"""Between two reads of memory."""
 FIGURES = ("tokens_per_s", "tpot_mean_s", "ttft_p50_s", "ttft_p99_s")
 
 
@@ -51,19 +55,37 @@ class Ran:
     """Of the machine's processor time meanwhile, the share that other machines on the same host took."""
     rested: list[int] = field(default_factory=list)
     """Numbers of the steps before which nothing was there to do."""
+    rates: list[tuple[int, float]] = field(default_factory=list)
+    """Bytes a second that memory was read at now and then, each with the number of the step before which it was."""
+
+    def share_at(self, speed: Speed | None) -> float:
+        """Of the reads, those at this speed."""
+        return float(np.mean([speed.at(rate) for _, rate in self.rates])) if speed and self.rates else 1.0
+
+    def steps_at(self, speed: Speed | None) -> list[tuple[StepShape, float]]:
+        """Those between two reads at this speed; all where nobody looked."""
+        if speed is None or not self.rates:
+            return self.steps
+        at, good = zip(*((number, speed.at(rate)) for number, rate in self.rates), strict=True)
+        before = np.searchsorted(at, np.arange(len(self.steps)), side="right") - 1
+        return [
+            step
+            for step, place in zip(self.steps, before, strict=True)
+            if good[place] and good[min(place + 1, len(good) - 1)]
+        ]
 
     def told(self) -> list[object]:
         """As JSON."""
         steps = [(shape.starts.tolist(), shape.counts.tolist(), shape.sampled, took) for shape, took in self.steps]
-        return [self.figures, self.span_s, steps, self.stolen, self.rested]
+        return [self.figures, self.span_s, steps, self.stolen, self.rested, self.rates]
 
     @classmethod
     def of(cls, told: list[object]) -> Ran:
-        figures, span_s, steps, stolen, rested = told
+        figures, span_s, steps, stolen, rested, rates = told
         return cls(
             figures, span_s,
             [(StepShape.from_chunks(starts, counts, sampled), took) for starts, counts, sampled, took in steps], stolen,
-            rested,
+            rested, [(number, rate) for number, rate in rates],
         )  # fmt: skip
 
 
@@ -86,15 +108,29 @@ class Watching:
 
 
 class WallClock:
-    """Seconds as they pass."""
+    """Seconds as they pass, but for those in which memory is read."""
 
-    @staticmethod
-    def now() -> float:
-        return time.perf_counter()
+    def __init__(self, rate: Callable[[], float] | None = None) -> None:
+        self._rate = rate
+        self._reading_s = 0.0
+        self._due = 0.0
 
-    @staticmethod
-    def wait(seconds: float) -> None:
+    def now(self) -> float:
+        return time.perf_counter() - self._reading_s
+
+    def wait(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def rate(self, *, now: bool = False) -> float | None:
+        """Of memory, where it is due or asked for now."""
+        begun = time.perf_counter()
+        if self._rate is None or (begun < self._due and not now):
+            return None
+        found = self._rate()
+        ended = time.perf_counter()
+        self._reading_s += ended - begun
+        self._due = ended + RATES_S
+        return found
 
 
 class OwnClock:
@@ -108,6 +144,10 @@ class OwnClock:
 
     def wait(self, seconds: float) -> None:
         self._skipped += seconds
+
+    def rate(self, *, now: bool = False) -> float | None:
+        """A thread that is counted by itself is not asked how fast memory was."""
+        return None
 
 
 Clock = WallClock | OwnClock
@@ -128,9 +168,16 @@ def run_really(engine: Engine, timed: Timed, clock: Clock) -> Ran:
 def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> Ran:
     steps: list[tuple[StepShape, float]] = []
     rested: list[int] = []
+    rates: list[tuple[int, float]] = []
+
+    def look(*, now: bool) -> None:
+        if (rate := clock.rate(now=now)) is not None:
+            rates.append((len(steps), rate))
+
     prompts = [{"prompt_token_ids": list(job.prompt)} for job in timed.jobs]
     params = [SamplingParams(max_tokens=job.max_tokens, temperature=0.0, ignore_eos=True) for job in timed.jobs]
     coming = 0
+    look(now=True)
     before = _ticks()
     start = clock.now()
     while coming < len(timed.jobs) or engine.core.has_work:
@@ -149,6 +196,8 @@ def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> R
         took = clock.now() - begun
         if watching.shape is not None:
             steps.append((watching.shape, took))
+        look(now=False)
+    look(now=True)
     stolen, passed = (now - then for now, then in zip(_ticks(), before, strict=True))
     records = []
     for number in range(len(timed.jobs)):
@@ -161,7 +210,7 @@ def _driven(engine: Engine, timed: Timed, watching: Watching, clock: Clock) -> R
     end = max(record.finished_s for record in records) - start
     tpot = np.array([seconds / count for seconds, count in decoded])
     figures = _figures(timed, first - np.array(timed.arrivals), tpot, end)
-    return Ran(figures, end, steps, stolen / passed if passed else 0.0, rested)
+    return Ran(figures, end, steps, stolen / passed if passed else 0.0, rested, rates)
 
 
 def _ticks() -> tuple[int, int]:

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prediction_engine import at_speed
 from prediction_runs import Ran, step_coverage
 
 from octavo.cost.calibration import Calibration, calibration_of, written
 from octavo.cost.fitted import FittedCost
 from octavo.cost.laws import Law
-from octavo.cost.learn import Sample, learn
+from octavo.cost.learn import Sample, learn, usual_steps
+from octavo.cost.speeds import Speed
 from octavo.cost.step import StepShape
 
 Steps = Iterable[tuple[StepShape, float]]
@@ -67,10 +69,13 @@ def rested(calibration: Calibration, runs: Iterable[Ran]) -> dict[str, dict[str,
     return {RESTED: {"steps": len(ratios), "off": float(np.median(ratios) - 1)}} if ratios else {}
 
 
-def kinds_told(calibration: Calibration, samples: Sequence[Sample], runs: dict[str, list[Ran]]) -> dict[str, Any]:
-    """Of the calibration's own steps, and of all runs'."""
+def kinds_told(
+    calibration: Calibration, samples: Sequence[Sample], runs: dict[str, list[Ran]], speed: Speed | None
+) -> dict[str, Any]:
+    """Of the calibration's own steps, and of all runs', those at its speed of memory."""
     everything = [one for several in runs.values() for one in several]
-    ran = by_kind(calibration, (step for one in everything for step in one.steps)) | rested(calibration, everything)
+    steps = (step for one in everything for step in one.steps_at(speed))
+    ran = by_kind(calibration, steps) | rested(calibration, everything)
     return {
         "calibration": by_kind(calibration, ((one.shape, one.device_s + one.host_s) for one in samples)),
         "runs": ran,
@@ -93,7 +98,7 @@ def print_kinds(told: dict[str, Any]) -> None:
 def record_of(calibration: Calibration, samples: Sequence[Sample], runs: dict[str, list[Ran]]) -> dict[str, Any]:
     """As JSON."""
     steps = [[one.scene, one.step, one.shape.starts.tolist(), one.shape.counts.tolist(), one.shape.sampled,
-              one.device_s, one.host_s, one.process] for one in samples]  # fmt: skip
+              one.device_s, one.host_s, one.process, one.rates] for one in samples]  # fmt: skip
     told = {name: [one.told() for one in several] for name, several in runs.items()}
     return {"calibration": json.loads(written(calibration)), "samples": steps, "runs": told}
 
@@ -105,12 +110,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     record = json.loads(options.file.read_text())
     samples = [
-        Sample(scene, step, StepShape.from_chunks(starts, counts, sampled), device_s, host_s, process)
-        for scene, step, starts, counts, sampled, device_s, host_s, process in record["samples"]
+        Sample(scene, step, StepShape.from_chunks(starts, counts, sampled), device_s, host_s, process, tuple(rates))
+        for scene, step, starts, counts, sampled, device_s, host_s, process, rates in record["samples"]
         if options.first is None or process < options.first
     ]
     if not samples:
         raise SystemExit(f"{options.file} holds no steps of a calibration: record one by several processes")
+    measured = len(samples)
+    samples, speed = usual_steps(samples)
     before = calibration_of(record["calibration"])
     names = sorted({term.quantity.partition(":")[2] for term in before.step.terms if ":" in term.quantity})
     learned = learn(samples, [Law(kind, int(reach)) for kind, reach in (name.split(":") for name in names)])
@@ -118,19 +125,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         before, step=learned.step.sum, host=learned.host.sum, knots=learned.knots, run_interval=learned.run_interval,
         errors=learned.errors,
     )  # fmt: skip
-    runs = {name: [Ran.of(one) for one in several] for name, several in record["runs"].items()}
-    print(f"{len(samples)} steps of {len({one.process for one in samples})} processes")
+    runs = {name: at_speed([Ran.of(one) for one in several], speed) for name, several in record["runs"].items()}
+    processes = len({one.process for one in samples})
+    print(f"{len(samples)} steps of {processes} processes; {measured - len(samples)} at another speed of memory")
     for knot in calibration.knots:
         print(f"  {knot.low:.3f} to {knot.high:.3f} around {1e3 * knot.seconds:.3g} ms")
     told = {}
     everything = {"all": [one for several in runs.values() for one in several]}
     for name, several in (runs | everything).items():
-        told[name] = step_coverage(calibration, [step for one in several for step in one.steps])
+        told[name] = step_coverage(calibration, [step for one in several for step in one.steps_at(speed)])
         print(
             f"{name:14}{told[name]['inside']:>6.1%} of {told[name]['steps']:>5} inside, median width "
             f"{told[name]['median_width']:.1%}, all together {told[name]['total']:+.1%}"
         )
-    kinds = kinds_told(calibration, samples, runs)
+    kinds = kinds_told(calibration, samples, runs, speed)
     print_kinds(kinds)
     errors = dict(calibration.errors)
     print(json.dumps({"benchmark": "prediction_steps", "first": options.first, "errors": errors, "steps": told,

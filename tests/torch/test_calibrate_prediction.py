@@ -13,13 +13,15 @@ from checkpoints import tiny_llama
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import prediction
+import prediction_engine
 import prediction_steps
-from prediction_engine import MOST_RUNS, run_apart
+from prediction_engine import MOST_RUNS, at_speed, run_apart
 from prediction_runs import Ran, Timed, run_virtually, step_coverage
 from workloads import Job
 
 from octavo.cost.calibration import read_calibration
 from octavo.cost.fitted import FittedCost
+from octavo.cost.speeds import Speed
 from octavo.cost.step import StepShape
 from octavo.planner.asked import Asked
 from octavo.simulate.calibrated import beyond, calibrated_replica
@@ -89,7 +91,7 @@ def test_steps_are_told_apart_by_kind_and_after_a_rest(ran: tuple[dict[str, obje
     cost, shape = FittedCost(calibration), StepShape.decode([20])
     expected = cost.step_seconds(shape) + cost.host_seconds(shape)
     runs = {"one": [Ran({}, 1.0, [(shape, expected), (shape, expected / 2), (shape, expected / 4)], rested=[1])]}
-    told = prediction_steps.kinds_told(calibration, [], runs)
+    told = prediction_steps.kinds_told(calibration, [], runs, None)
     assert told["calibration"] == {}
     assert told["runs"]["1 row"] == pytest.approx({"steps": 3, "off": 1.0, "total": 3 / 1.75 - 1})
     assert told["runs"]["after a rest"] == pytest.approx({"steps": 1, "off": 1.0})
@@ -108,7 +110,7 @@ def test_a_record_is_fitted_again_without_measuring(
     with pytest.raises(SystemExit, match="several processes"):
         prediction_steps.main([str(path)])
     record["samples"] = [
-        [number, 0, shape.starts.tolist(), shape.counts.tolist(), shape.sampled, 0.9 * took, 0.1 * took, number % 3]
+        [number, 0, shape.starts.tolist(), shape.counts.tolist(), shape.sampled, 0.9 * took, 0.1 * took, number % 3, []]
         for number, (shape, took) in enumerate(steps[::4])
     ]
     path.write_text(json.dumps(record))
@@ -119,8 +121,36 @@ def test_a_record_is_fitted_again_without_measuring(
         told = json.loads(out.splitlines()[-1])
         assert told["steps"]["all"]["steps"] == len(steps)
         assert 0.4 < told["steps"]["all"]["inside"] <= 1
-        fitted = [sample for sample in record["samples"] if sample[-1] < processes]
+        fitted = [sample for sample in record["samples"] if sample[-2] < processes]
         assert sum(one["steps"] for one in told["kinds"]["calibration"].values()) == len(fitted)
+
+
+def test_runs_at_the_calibrated_speed_of_memory_are_compared_and_of_them_the_steps_between_two_such_reads() -> None:
+    speed = Speed(29e9, 40e9)
+    steps = [(StepShape.decode([20 + number]), 1.0) for number in range(6)]
+    mixed = Ran({}, 1.0, steps, rates=[(0, 30e9), (2, 28e9), (4, 41e9), (6, 29e9)])
+    assert mixed.share_at(speed) == 0.75
+    assert mixed.steps_at(speed) == steps[:2]
+    fast, slow = (Ran({}, 1.0, steps, rates=[(0, rate), (6, rate)]) for rate in (40e9, 29e9))
+    assert at_speed([fast, mixed, slow], speed) == [slow]
+    assert at_speed([fast, mixed], speed) == [mixed]
+    assert at_speed([fast], speed) == [fast]
+    unseen = Ran({}, 1.0, steps)
+    assert at_speed([unseen, unseen], speed) == [unseen, unseen]
+    assert unseen.steps_at(speed) == steps
+
+
+def test_a_run_at_another_speed_of_memory_is_run_again_while_patience_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([40e9, 29e9, 40e9, 29e9, 29e9])
+    now = iter(range(100))
+    monkeypatch.setattr(prediction_engine.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(prediction_engine, "wait_for", lambda *_: None)
+    monkeypatch.setattr(prediction_engine, "run_really", lambda *_: Ran({}, 1.0, [], rates=[(0, next(speeds))]))
+    asked = {"own_time": False, "least_s": 0.0, "speed": [29e9, 40e9], "patience": 50.0}
+    timed = Timed("none", (), ())
+    assert [one.rates[0][1] for one in prediction_engine.run_here(asked, None, timed, 2)] == [40e9, 29e9, 40e9, 29e9]
+    speeds = iter([40e9] * 9)
+    assert len(prediction_engine.run_here(asked | {"patience": 2.0}, None, timed, 1)) == 2
 
 
 def test_what_was_not_measured_is_announced(ran: tuple[dict[str, object], Path]) -> None:
@@ -134,7 +164,7 @@ def test_a_workload_runs_the_same_in_a_process_of_its_own(
     ran: tuple[dict[str, object], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"model": str(ran[1].parent / "model"), "dtype": "float32", "max_model_len": 400, "max_num_seqs": 8,
-             "max_num_batched_tokens": 64, "threads": 1, "own_time": True, "least_s": 0.0}  # fmt: skip
+             "max_num_batched_tokens": 64, "threads": 1, "own_time": True, "least_s": 0.0, "patience": 0.0}  # fmt: skip
     timed = Timed("two", (Job(tuple(range(3, 13)), 4), Job((5, 6), 3)), (0.0, 0.0))
     (apart,) = run_apart(asked, timed, 1, 100)
     assert [shape.counts.tolist() for shape, _ in apart.steps] == [[10, 2], [1, 1], [1, 1], [1]]

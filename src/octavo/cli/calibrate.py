@@ -126,6 +126,7 @@ def summary(done: Calibration, output: str) -> list[str]:
         measured,
         fitted,
         *_between(errors),
+        *_memory(about),
         "",
         "microseconds of the device in a step",
         *_terms(done.step),
@@ -151,6 +152,17 @@ def _between(errors: Any) -> list[str]:
             f"(median width {errors['width_elsewhere']:.0%})"
         )
     return [found]
+
+
+def _memory(about: Any) -> list[str]:
+    """How fast memory was read, and which steps are left out where it has two speeds."""
+    if "memory_bytes_per_s" not in about:
+        return []
+    usual = f"memory is read at {about['memory_bytes_per_s'] / 1e9:.1f} GB/s"
+    if "memory_bytes_per_s_other" not in about:
+        return [usual]
+    other = f"{about['memory_bytes_per_s_other'] / 1e9:.1f} at other times"
+    return [f"{usual}, and at {other}: {about['steps_left_out']:,} steps of such times are left out"]
 
 
 def _terms(total: Any) -> list[str]:

@@ -18,6 +18,7 @@ from octavo.cost.calibration import Knot
 from octavo.cost.fit import Fit, fit_plain, fit_seconds, predicted
 from octavo.cost.interval import Unseen, factors_at, of_another_process
 from octavo.cost.laws import Law
+from octavo.cost.speeds import Speed, speed_of
 from octavo.cost.step import Float64, StepShape
 from octavo.cost.terms import STEP, Term, quantities_of
 from octavo.memory.values import Int64
@@ -42,6 +43,8 @@ class Sample:
     host_s: float
     process: int = 0
     """Which of several processes measured it."""
+    rates: tuple[float, ...] = ()
+    """Bytes a second that memory was read at before and after its scene; empty: nobody looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,14 @@ def learn(samples: Sequence[Sample], laws: Sequence[Law]) -> Learned:
     if len(by_process) > 1:
         errors |= _between(samples, by_process, laws, terms)
     return Learned(step, host, unseen.knots(), unseen.run_interval(), errors)
+
+
+def usual_steps(samples: Sequence[Sample]) -> tuple[list[Sample], Speed | None]:
+    """Those that were measured between two reads at the machine's usual speed of memory; all where it has but one."""
+    speed = speed_of([rate for sample in samples for rate in sample.rates])
+    if speed is None or speed.other is None:
+        return list(samples), speed
+    return [sample for sample in samples if all(speed.at(rate) for rate in sample.rates)], speed
 
 
 _Terms = tuple[Sequence[Term], Sequence[Term]]

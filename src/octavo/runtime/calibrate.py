@@ -51,6 +51,8 @@ class Measuring:
     seed: int = 0
     timer: Callable[[], float] = time.perf_counter
     """What steps are timed by. The time that all may take is that of the clock on the wall."""
+    rate: Callable[[], float] | None = None
+    """Reads the memory's speed, between scenes. None: nobody looks."""
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
@@ -246,14 +248,18 @@ def measure_steps(
         samples: list[Sample] = []
         stage.rehearse(scenes)
         stage.play(max(scenes, key=lambda scene: sum(scene.chunks)), 0)  # caches, allocators and threads warm up
+        rates = () if measuring.rate is None else (measuring.rate(),)
         begun = now = time.monotonic()
         while now - begun < measuring.seconds:
             number = int(had.argmin())
             played = int(np.count_nonzero(had > _UNPLAYED))
             share = (now - begun) / measuring.seconds
             tell(share, f"{len(samples)} steps, {played} of {len(scenes)} scenes")
-            samples += stage.play(scenes[number], number)
+            played_now = stage.play(scenes[number], number)
             had[number] += time.monotonic() - now
+            if measuring.rate is not None:
+                rates = (rates[-1], measuring.rate())
+            samples += [replace(sample, rates=rates) for sample in played_now]
             now = time.monotonic()
         return samples, had.tolist()
     finally:

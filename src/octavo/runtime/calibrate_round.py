@@ -57,6 +57,7 @@ def measured(asked: Mapping[str, Any], tell: Callable[[float, str], None]) -> di
     from octavo.runtime.calibrate_record import described
     from octavo.runtime.calibrate_transfers import measure_transfers
     from octavo.runtime.device import resolve_device
+    from octavo.runtime.memory_rate import MemoryRate
 
     begun = time.monotonic()
     if asked["threads"] is not None:
@@ -70,7 +71,11 @@ def measured(asked: Mapping[str, Any], tell: Callable[[float, str], None]) -> di
         progress=lambda stage, share: tell(0.0, stage),
     )  # fmt: skip
     engine = engine_for(config, loaded, device)
-    measuring = Measuring(**asked["measuring"], timer=CLOCKS[asked["clock"]])
+    # What one thread computes depends little on a memory that others use as well.
+    looked_at = device.type == "cpu" and asked["clock"] == "wall"
+    measuring = Measuring(
+        **asked["measuring"], timer=CLOCKS[asked["clock"]], rate=MemoryRate().read if looked_at else None
+    )
     loading_s = time.monotonic() - begun
     try:
         samples, spent = measure_steps(engine, measuring, tell, spent=asked["spent"])
@@ -93,7 +98,7 @@ def measured(asked: Mapping[str, Any], tell: Callable[[float, str], None]) -> di
 def sample_told(sample: Sample) -> list[Any]:
     shape = sample.shape
     return [sample.scene, sample.step, shape.starts.tolist(), shape.counts.tolist(), shape.sampled, sample.device_s,
-            sample.host_s]  # fmt: skip
+            sample.host_s, sample.rates]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from octavo.cost.calibration import Calibration
 from octavo.cost.laws import Law
-from octavo.cost.learn import Sample, learn
+from octavo.cost.learn import Sample, learn, usual_steps
 from octavo.cost.step import StepShape
 from octavo.cost.transfer import TransferLaw
 from octavo.errors import ConfigError, OctavoError
@@ -90,7 +90,12 @@ def calibration_from(
     transfers: Mapping[str, TransferLaw],
     about: Mapping[str, Any],
 ) -> Calibration:
-    """The fit, and what it holds for: the file. `description` is `calibrate_record.described`."""
+    """The fit, and what it holds for: the file. `description` is `calibrate_record.described`.
+
+    Of a machine whose memory has two speeds only steps at the usual one are fitted.
+    """
+    measured = len(samples)
+    samples, speed = usual_steps(samples)
     learned = learn(samples, [Law(kind, reach) for kind, reach in description["laws"]])
     shapes = [sample.shape for sample in samples]
     return Calibration(
@@ -111,6 +116,7 @@ def calibration_from(
             "most_chunks": max(shape.chunks for shape in shapes),
             "most_tokens": max(shape.tokens for shape in shapes),
             "most_context_tokens": max(shape.context_tokens for shape in shapes),
+            **({} if speed is None else speed.told(measured - len(samples))),
             **about,
         },
     )
@@ -167,5 +173,5 @@ def _refusal(words: list[str]) -> OctavoError:
 
 
 def _sample(told: list[Any], process: int) -> Sample:
-    scene, step, starts, counts, sampled, device_s, host_s = told
-    return Sample(scene, step, StepShape.from_chunks(starts, counts, sampled), device_s, host_s, process)
+    scene, step, starts, counts, sampled, device_s, host_s, rates = told
+    return Sample(scene, step, StepShape.from_chunks(starts, counts, sampled), device_s, host_s, process, tuple(rates))
