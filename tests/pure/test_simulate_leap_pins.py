@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pure.test_simulate_leap import Arrivals, Kept, World, plain, state, tier_world, world
-from tests.pure.worlds import VOCAB, one_group
+from tests.pure.test_simulate_leap import Arrivals, Kept, plain, state
+from tests.pure.worlds import VOCAB, one_group, two_groups
 
 from octavo.cost.step import LinearCost
 from octavo.errors import RequestError
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import KeySpace
+from octavo.memory.tiering import Below, tiered_cache
 from octavo.policy.bundle import Policies
+from octavo.policy.placement import placement_named
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Finished
 from octavo.scheduling.limits import Limits
@@ -24,6 +26,7 @@ from octavo.scheduling.request import Request, SamplingParams
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.drive import Simulation
 from octavo.simulate.executors import SimExecutor
+from octavo.simulate.links import Links, SimMover
 
 SECOND = 10**9
 FIRST, SECOND_TEXT = list(range(1, 18)), list(range(20, 37))
@@ -74,29 +77,44 @@ def test_how_much_is_found_again_goes_by_when_the_pin_ended() -> None:
     assert found == [{"device": 8}, {"device": 12}, {"device": 16}]
 
 
-def half_pinned(seed: int, of: World, *, leap: bool) -> tuple[Kept, Simulation]:
-    """Half of a random world; then what it left is pinned for random times, and the other half comes."""
-    random = Random(f"pins {seed}")
-    core, arrivals = of(seed)
+def pinned_at_random(seed: int, *, leap: bool) -> tuple[Kept, Simulation]:
+    """Some texts are kept, pinned for random times, pressed for room by who grows, and asked for again."""
+    random = Random(seed)
+    size = random.choice((2, 4))
+    layout = random.choice((one_group(size), one_group(size), two_groups(size)))
+    slabs, keys = layout.slabs_for(80, None) + random.randint(0, 8), KeySpace("toy", size)
+    policies = Policies.named(reuse="prefix")
+    mover = tiering = None
+    if random.random() < 0.4:
+        below = Below(random.choice((4, 12)), placement_named(random.choice(("drop", "write_back", "write_through"))))
+        cache, tiering = tiered_cache(layout, slabs, 4, below, keys=keys)
+        mover = SimMover([group.block_bytes for group in layout.groups], Links())
+    else:
+        cache = KVCache(layout, slabs, 4, keys=keys)
+    cost = LinearCost(step_s=0.001, token_s=1e-5, context_token_s=3.3e-7)
+    core = EngineCore(Scheduler(cache, Limits(4, 64, 80, VOCAB), policies, tiering), SimExecutor(cost), mover=mover)
+    texts = [[random.randrange(1, VOCAB) for _ in range(random.randint(8, 17))] for _ in range(3)]
     kept = Kept()
-    half = len(arrivals) // 2
-    simulation = Simulation(core, Arrivals(arrivals[:half]), [kept], leap=leap)
+    before = Arrivals([(n * SECOND, ask(f"kept-{n}", text, 2)) for n, text in enumerate(texts)])
+    simulation = Simulation(core, before, [kept], leap=leap)
     simulation.run()
     now = simulation.now_ns
-    for _, request in arrivals[:half]:
-        ttl_s = random.choice((0.003, 0.02, 0.1, 0.3, 1.0))
-        with suppress(RequestError):  # beyond what may be pinned, or nothing is kept in this world
-            core.pin(request.prompt_token_ids, "", now / SECOND, ttl_s)
-    simulation.source = Arrivals([(now + at - arrivals[half][0], request) for at, request in arrivals[half:]])
+    for text in texts:
+        with suppress(RequestError):  # beyond what may be pinned
+            ttl_s = random.choice((0.004, 0.02, 0.04, 0.06, 1.0))
+            core.pin(np.array(text, dtype=np.int32), "", now / SECOND, ttl_s)
+    pressing = [(now, ask(f"long-{n}", [90 + n, 7], random.randint(10, 60))) for n in range(random.randint(1, 2))]
+    again = [(now + random.choice((40_000_000, SECOND)), ask(f"again-{n}", text, 2)) for n, text in enumerate(texts)]
+    simulation.source = Arrivals(sorted(pressing + again, key=lambda one: one[0]))
     simulation.run()
     return kept, simulation
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**40), st.sampled_from([world, tier_world]))
-def test_in_random_worlds_pins_end_at_their_steps(seed: int, of: World) -> None:
-    singly, one_by_one = half_pinned(seed, of, leap=False)
-    at_once, leaping = half_pinned(seed, of, leap=True)
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**40))
+def test_in_random_worlds_pins_end_at_their_steps(seed: int) -> None:
+    singly, one_by_one = pinned_at_random(seed, leap=False)
+    at_once, leaping = pinned_at_random(seed, leap=True)
     assert [plain(event) for event in at_once.events] == [plain(event) for event in singly.events]
     assert leaping.now_ns == one_by_one.now_ns
     assert state(leaping.core.scheduler) == state(one_by_one.core.scheduler)
