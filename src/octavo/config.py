@@ -134,6 +134,9 @@ class CacheConfig:
     transfer_bytes_per_second: float | None = _option(
         "float", None, "bytes a second that copies between device and host may take; no bound if not given", low=1.0
     )
+    disk_bytes_per_second: float | None = _option(
+        "float", None, "bytes a second that copies to and from disk_path may take; no bound if not given", low=1.0
+    )
     transfer_timeout: float = _option(
         "float", 10.0, "seconds that a sequence waits for state on its way up before it computes it again", low=0.001
     )
@@ -162,8 +165,12 @@ class CacheConfig:
                 "disk_path", self.disk_path, f"goes together with disk_bytes={self.disk_bytes}; give both"
             )
         if self.disk_path is None:
-            if self.disk_shared:
-                raise ConfigError("disk_shared", True, "needs disk_path and disk_bytes")
+            for name, value in (
+                ("disk_shared", self.disk_shared),
+                ("disk_bytes_per_second", self.disk_bytes_per_second),
+            ):
+                if value:
+                    raise ConfigError(name, value, "needs disk_path and disk_bytes")
             return
         if not self.host_bytes:
             raise ConfigError(

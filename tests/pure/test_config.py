@@ -132,6 +132,11 @@ BAD: list[tuple[str, Any]] = [
     ("admission", "future_bounded"),
     ("preemption", "offload"),
     ("reuse", "always"),
+    ("disk_bytes_per_second", 1e6),  # without a disk
+    ("disk_bytes_per_second", 0.5),
+    ("transfer_bytes_per_second", 0.0),
+    ("transfer_bytes_per_second", float("nan")),
+    ("transfer_timeout", 0.0),
     ("pipeline_depth", 2),
     ("pipeline_depth", True),
     ("audit", 1),

@@ -13,6 +13,10 @@ import pytest
 from tests.server.test_serve_command import refused, started
 from tests.torch.checkpoints import tiny_llama
 
+from octavo.cli.serve_simulated import start_simulated
+from octavo.engine.paced import PacedMover
+from octavo.observe.names import ROUTES
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,6 +43,16 @@ def test_what_it_cannot_fake_is_refused(model: Path, capsys: pytest.CaptureFixtu
     assert "executor='x'" in refused(capsys, str(model), "--executor", "x", "--port", "0")
     assert "dtype='bfloat16'" in refused(capsys, str(model), "--executor", "sim", "--dtype", "bfloat16", "--port", "0")
     assert "device=None" in refused(capsys, str(model), "--executor", "sim", "--port", "0")
+
+
+def test_bounds_of_both_links_are_those_of_the_fake(model: Path) -> None:
+    given = {"model": str(model), "reuse": "prefix", "host_bytes": "1MiB", "disk_path": "/nowhere", "disk_bytes": "1MiB",
+             "kv_cache_memory_bytes": "64KiB", "transfer_bytes_per_second": 3e6, "disk_bytes_per_second": 2e6}  # fmt: skip
+    engine = start_simulated(given, {"device": "h100-sxm", "tp": 1, "cost": "roofline", "answer": None})
+    assert isinstance(engine.core.mover, PacedMover)
+    links = engine.core.mover.inner.links
+    per_block = {route: links.times_ns(route, 6000)[1] for route in ROUTES}
+    assert per_block == {"demote": 2e6, "promote": 2e6, "store": 3e6, "load": 3e6}
 
 
 def test_tiers_below_the_device_are_faked_as_well_and_counted(model: Path) -> None:

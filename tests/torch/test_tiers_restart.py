@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from tier_engines import TieredEngine
 from octavo import LLM, SamplingParams
 from octavo.memory.check_tiers import at_rest
 from octavo.models.files import WEIGHTS, find_checkpoint, fingerprint
+from octavo.scheduling.events import Transferred
 
 # -- a restart as users see it --------------------------------------------------------------------
 
@@ -116,6 +118,43 @@ def test_only_the_same_model_as_it_was_finds_what_an_earlier_process_left(checkp
         assert left, name
         assert all(why.startswith(reason) for why in left), (name, left)
     assert served(checkpoint, disk, disk_shared=shared) == (KEPT, {}), "the paired test"
+
+
+# -- bounds of what copies take ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "routes"),
+    [("transfer_bytes_per_second", ("demote", "promote")), ("disk_bytes_per_second", ("store", "load"))],
+)
+def test_copies_keep_the_bound_that_was_asked_for_their_link(option, routes, checkpoint, tmp_path) -> None:
+    """Both ways of a link together; what the first process stored, the second one loads and promotes."""
+
+    def moved(path: Path, **more: Any) -> tuple[list[int], float]:
+        """Bytes of each order of these routes, by two processes, and the seconds that they took."""
+        sizes: list[int] = []
+        began = time.monotonic()
+        for _ in range(2):
+            llm = LLM(str(checkpoint), disk_path=str(path), **(ASKED | more))
+            llm.engine.observers.append(
+                lambda events: sizes.extend(
+                    event.bytes for event in events if isinstance(event, Transferred) and event.route in routes
+                )
+            )
+            for prompt in prompts():
+                llm.generate([prompt], GREEDY)
+            while llm.engine.core.has_work:
+                llm.engine.step()
+            llm.engine.close()
+        return sizes, time.monotonic() - began
+
+    free, _ = moved(tmp_path / "free")
+    bound = sum(free) / 1.5
+    kept, took = moved(tmp_path / "bound", **{option: bound, "transfer_timeout": 60.0})
+    unawaited = 2 * max(kept)
+    """No more than the last order of each process, behind which nobody waits."""
+    assert sum(kept) > 2 * unawaited
+    assert took >= (sum(kept) - unawaited) / bound
 
 
 # -- salts, in every tier -------------------------------------------------------------------------

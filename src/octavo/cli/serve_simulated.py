@@ -27,7 +27,8 @@ _PLANNED = {
     "gpu_memory_utilization": "utilization",
 }
 """Options of the engine that the planner takes too, by their names there."""
-_TIERS = ("host_bytes", "placement", "disk_path", "disk_bytes", "transfer_bytes_per_second", "transfer_timeout")
+_TIERS = ("host_bytes", "placement", "disk_path", "disk_bytes", "transfer_bytes_per_second", "disk_bytes_per_second",
+          "transfer_timeout")  # fmt: skip
 _TAKEN = {"model", "tokenizer", "allocation", "batching", "admission", "preemption", "reuse", "eviction",
           "pipeline_depth", *_PLANNED, *_TIERS}  # fmt: skip
 
@@ -52,8 +53,12 @@ def start_simulated(given: Mapping[str, Any], fake: Mapping[str, Any]) -> Engine
     replica, said = costed_replica(
         fake["cost"], config.model.model, Asked.of(device=fake["device"], tp=fake["tp"], **planned)
     )
-    bound = config.cache.transfer_bytes_per_second
-    replica = replace(replica, links=replace(replica.links, bytes_per_second=bound))
+    links = replace(
+        replica.links,
+        bytes_per_second=config.cache.transfer_bytes_per_second,
+        disk_bytes_per_second=config.cache.disk_bytes_per_second,
+    )
+    replica = replace(replica, links=links)
     where = config.model.tokenizer or config.model.model
     engine = simulated_engine(
         replica,

@@ -203,7 +203,7 @@ def _open_tiers(config: Config, deployment: Deployment, executor: TorchExecutor,
         deployment.host_slabs,
         fingerprint="" if keys is None else keys.fingerprint,
         disk=disk,
-        budget=Budget(asked.transfer_bytes_per_second),
+        budget=Budget(asked.transfer_bytes_per_second, asked.disk_bytes_per_second),
     )
 
 
