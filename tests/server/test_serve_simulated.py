@@ -46,8 +46,9 @@ def test_what_it_cannot_fake_is_refused(model: Path, capsys: pytest.CaptureFixtu
 
 
 def test_bounds_of_both_links_are_those_of_the_fake(model: Path) -> None:
-    given = {"model": str(model), "reuse": "prefix", "host_bytes": "1MiB", "disk_path": "/nowhere", "disk_bytes": "1MiB",
-             "kv_cache_memory_bytes": "64KiB", "transfer_bytes_per_second": 3e6, "disk_bytes_per_second": 2e6}  # fmt: skip
+    given = {"model": str(model), "reuse": "prefix", "kv_cache_memory_bytes": "64KiB", "host_bytes": "1MiB",
+             "disk_path": "/nowhere", "disk_bytes": "1MiB", "transfer_bytes_per_second": 3e6,
+             "disk_bytes_per_second": 2e6}  # fmt: skip
     engine = start_simulated(given, {"device": "h100-sxm", "tp": 1, "cost": "roofline", "answer": None})
     assert isinstance(engine.core.mover, PacedMover)
     links = engine.core.mover.inner.links
