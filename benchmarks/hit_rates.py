@@ -125,6 +125,7 @@ def main() -> None:
     total = sum(request.input_tokens for request in requests)
     print(f"{len(requests):,} requests, {total:,} prompt tokens, blocks of {BLOCK}; {replica.device}: ", end="")
     print(", ".join(f"{name} {blocks:,} blocks" for name, blocks in room.items()), "(each with those above it)")
+    print("the prefix cache alone is extended: whoever gives way is computed again (preemption recompute)")
     told: dict[str, Any] = {"requests": len(requests), "blocks": room, "bounds": {}, "runs": []}
     wanted = [request.hash_ids for request in requests]
     for name, blocks in (*room.items(), ("boundless", len(requests) * 10**6)):
@@ -146,7 +147,8 @@ def main() -> None:
         hits = run(replica, requests, placement, eviction, lower)
         seconds = time.process_time() - began
         shares = {name: hits.by_tier[name] / max(1, hits.looked_up) for name in TIERS}
-        row = {"placement": placement, "tier": tier, "eviction": eviction, **shares, "cpu_s": seconds}
+        row = {"placement": placement, "tier": tier, "eviction": eviction, "preemption": "recompute", **shares,
+               "cpu_s": seconds}  # fmt: skip
         told["runs"].append(row)
         print(f"  {placement:<14}{tier or '-':<8}{eviction:<22}", end="")
         figures = "".join(f"{shares[name]:9.1%}" for name in TIERS)

@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"all of it took {took:.0f} s")
     told = {"benchmark": "prediction", "model": calibration.model_name, "dtype": options.dtype, "machine": facts,
             "clock": "own" if options.own_time else "wall", "processes": options.processes, "seconds": took,
-            "scale": options.scale, "repeat": options.repeat, "errors": dict(calibration.errors),
+            "scale": options.scale, "repeat": options.repeat, "reuse": "none", "host_bytes": 0,
+            "preemption": "recompute", "errors": dict(calibration.errors),
             "terms": {t.name: s for t, s in zip(calibration.step.terms, calibration.step.seconds, strict=True)},
             "workloads": reports, "steps": pooled, "kinds": kinds}  # fmt: skip
     print(json.dumps(told))
@@ -285,7 +286,7 @@ def tiered(
         real = run_here(asked, small, timed, options.repeat)
         small.close()
     report = report_of(timed, real, replace(replica, slabs=blocks), calibration, Lower(host_bytes=host_bytes))
-    return report, real
+    return report | tiers, real
 
 
 def report_of(timed: Any, real: list[Any], replica: Any, calibration: Any, lower: Any = None) -> dict[str, Any]:

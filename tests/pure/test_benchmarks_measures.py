@@ -104,3 +104,14 @@ def test_the_median_replay_is_a_real_one() -> None:
 
 def test_equal_outputs_are_counted_by_request() -> None:
     assert equal_outputs(replay(), replay(outputs=[(1, 2), (4,)])) == 1
+
+
+def test_whoever_measures_tiers_records_the_larger_cache_and_the_suspending_apart() -> None:
+    """The two are switched apart, and a figure that does not say which ran says nothing."""
+    folder = Path(__file__).parents[2] / "benchmarks"
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
+    tiered = {name: text for name, text in texts.items() if "host_bytes" in text}
+    assert len(tiered) >= 3
+    for name, text in tiered.items():
+        assert '"placement": ' in text or '"reuse": "none"' in text, name
+        assert '"preemption": ' in text, name
