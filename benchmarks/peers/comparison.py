@@ -2,15 +2,18 @@
 
 Every figure of a row is over that engine's own runs; a ratio is of two medians of output tokens per second
 in one comparison, for a single sequence of its decode speed. octavo is set beside the fastest peer of the
-same kind, with reuse or without. Invariant: an engine that was asked for has a row, with figures or a reason.
+same kind, with reuse or without. On a machine whose memory has two speeds an engine's runs at the usual one
+count, where it has such runs. Invariant: an engine that was asked for has a row, with figures or a reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
+
+from octavo.cost.speeds import Speed, speed_of
 
 OWN = "octavo"
 
@@ -28,6 +31,7 @@ COLUMNS = {
     "peak GB": 9,
     "equal": 8,
     "speed": 8,
+    "GB/s": 7,
 }
 """Headings and widths; a negative one is left-aligned."""
 
@@ -45,6 +49,8 @@ class Run:
     """Resident memory of all the engine's processes at their highest, summed."""
     ready_s: float
     """From starting the process until it took requests."""
+    memory_rates: tuple[float, ...] = ()
+    """Bytes a second that memory was read at before and after it."""
 
 
 @dataclass(slots=True)
@@ -78,7 +84,8 @@ class Asked:
 def rows(asked: Asked, lines: Sequence[Line]) -> list[dict[str, Any]]:
     """A row for every line, in their order; those with runs are compared with the first that has some."""
     done = [line for line in lines if line.runs]
-    made = [_row(asked, line, done[0].runs[0] if done else None) for line in lines]
+    speed = speed_of([rate for line in done for run in line.runs for rate in run.memory_rates])
+    made = [_row(asked, at_speed(line, speed), done[0].runs[0] if done else None) for line in lines]
     first = next((row["speed"] for row in made if row["speed"] is not None), None)
     for row in made:
         row["of_first"] = None if row["speed"] is None else row["speed"] / first
@@ -88,10 +95,19 @@ def rows(asked: Asked, lines: Sequence[Line]) -> list[dict[str, Any]]:
     return made
 
 
+def at_speed(line: Line, speed: Speed | None) -> Line:
+    """With the runs between two reads of memory at its usual speed; with all of them where there are none."""
+    if speed is None or speed.other is None:
+        return line
+    usual = [run for run in line.runs if all(speed.at(rate) for rate in run.memory_rates)]
+    return replace(line, runs=usual or line.runs)
+
+
 def _row(asked: Asked, line: Line, reference: Run | None) -> dict[str, Any]:
     row: dict[str, Any] = {"engine": line.engine, "base": line.base, "reuse": line.reuse, "reason": line.reason}
     names = ("seconds", "seconds_min", "seconds_max", "output_tokens_per_s", "prefill_tokens_per_s")
     names += ("decode_tokens_per_s", "ttft_p50_s", "cpu_seconds", "ready_s", "peak_bytes", "equal_outputs", "speed")
+    names += ("memory_bytes_per_s",)
     row |= dict.fromkeys(names)
     row["requests"], row["runs"] = len(asked.inputs), len(line.runs)
     if not line.runs or reference is None:
@@ -109,6 +125,8 @@ def _row(asked: Asked, line: Line, reference: Run | None) -> dict[str, Any]:
         row[name] = median(getattr(run, name) for run in line.runs)
     row["peak_bytes"] = max(run.peak_bytes for run in line.runs)
     row["equal_outputs"] = min(equal_outputs(reference, run) for run in line.runs)
+    rates = [rate for run in line.runs for rate in run.memory_rates]
+    row["memory_bytes_per_s"] = median(rates) if rates else None
     row["speed"] = row["decode_tokens_per_s"] or row["output_tokens_per_s"]
     return row
 
@@ -159,6 +177,7 @@ def _values(row: dict[str, Any]) -> tuple[str, ...]:
         _number(gigabytes, 2),
         f"{row['equal_outputs']}/{row['requests']}",
         f"{row['of_first']:.2f}x",
+        _number(None if row["memory_bytes_per_s"] is None else row["memory_bytes_per_s"] / 1e9, 1),
     )
 
 

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,12 @@ class Rounds:
         dtype: str,
         options: argparse.Namespace,
         bounds: Bounds,
+        rate: Callable[[], float] | None = None,
     ) -> None:
+        """`rate` reads the memory's speed before and after each run."""
         self._ready = {label: made for label, made in engines.items() if isinstance(made, Ready)}
         self._workloads, self._dtype, self._options, self._bounds = workloads, dtype, options, bounds
+        self._rate = rate
         self.settings: dict[str, dict[str, Any]] = {}
         self.lines: dict[str, list[Line]] = {workload.name: [] for workload in workloads}
         self._of: dict[tuple[str, str], Line] = {}
@@ -156,8 +159,10 @@ class Rounds:
     def _run(self, child: Child, workload: Workload, ready_s: float) -> Run:
         jobs = [asdict(Job(list(job.prompt), job.max_tokens)) for job in workload.jobs]
         child.ask({"do": "prepare", "jobs": jobs}, self._bounds.left(self._bounds.limit_s))
+        rates = self._rates()
         before = child.cpu_seconds()
         answer = child.ask({"do": "play", "jobs": jobs}, self._bounds.left(self._bounds.limit_s))
+        rates += self._rates()
         run = Run(
             seconds=answer["seconds"],
             cpu_seconds=child.cpu_seconds() - before,
@@ -166,12 +171,16 @@ class Rounds:
             last_s=answer["last_s"],
             peak_bytes=child.peak_bytes,
             ready_s=ready_s,
+            memory_rates=tuple(rates),
         )
         asked = Asked(tuple(len(j.prompt) for j in workload.jobs), tuple(j.max_tokens for j in workload.jobs))
         wrong = asked.wrong_counts(run)
         if wrong:
             raise Broken(f"{wrong} of {len(jobs)} requests got another number of tokens than asked")
         return run
+
+    def _rates(self) -> list[float]:
+        return [] if self._rate is None else [self._rate()]
 
     def _command(self, ready: Ready) -> list[str]:
         return [str(ready.python), str(HERE / "worker.py"), ready.choice.engine.player]

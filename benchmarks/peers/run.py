@@ -19,7 +19,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     print(f"{options.model}, {source}, {options.threads} threads, {options.repeat} rounds")
     print(described(facts))
+    rate = memory_rate(options.threads)
     deadline = time.monotonic() + 60 * options.minutes
     reports = []
     for dtype in options.dtypes:
         bounds = Bounds(deadline, options.limit, options.minutes)
-        rounds = Rounds(ready[dtype], workloads, dtype, options, bounds)
+        rounds = Rounds(ready[dtype], workloads, dtype, options, bounds, rate)
         rounds.play(options.repeat)
         reports.append(_report(rounds, workloads, dtype))
     report = {"benchmark": "peers", "model": options.model, "source": source, "machine": facts, "scale": options.scale}
     report |= {"threads": options.threads, "repeat": options.repeat, "dtypes": reports}
     print(json.dumps(report))
+
+
+def memory_rate(threads: int) -> Callable[[], float]:
+    import torch
+
+    from octavo.runtime.memory_rate import MemoryRate
+
+    torch.set_num_threads(threads)
+    return MemoryRate().read
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -49,6 +49,19 @@ def test_a_row_is_the_median_of_its_runs_with_their_spread() -> None:
     assert row["all_seconds"] == [4.0, 2.0, 3.0]
 
 
+def test_runs_at_the_usual_speed_of_memory_are_compared() -> None:
+    slow, fast = {"memory_rates": (29e9, 30e9)}, {"memory_rates": (40e9, 41e9)}
+    own = line("octavo", run(4.0, **slow), run(4.2, **slow), run(4.1, **slow), run(2.0, **fast))
+    peer = line("vllm", run(6.0, **slow), run(3.0, **fast), run(3.1, memory_rates=(29e9, 40e9)))
+    unlucky = line("openvino", run(5.0, **fast))
+    rows_of = {row["engine"]: row for row in rows(ASKED, [own, peer, unlucky])}
+    assert rows_of["octavo"]["all_seconds"] == [4.0, 4.2, 4.1]
+    assert rows_of["vllm"]["all_seconds"] == [6.0]
+    assert (rows_of["openvino"]["all_seconds"], rows_of["openvino"]["memory_bytes_per_s"]) == ([5.0], 40.5e9)
+    (alone,) = rows(ASKED, [line("octavo", run(4.0), run(2.0))])
+    assert (alone["all_seconds"], alone["memory_bytes_per_s"]) == ([4.0, 2.0], None)
+
+
 def test_a_single_sequence_is_compared_by_its_decode_speed() -> None:
     slow_start = run(9.0, [[1, 2, 3, 4, 5]], first_s=[8.0], last_s=[9.0])
     slow_decode = run(5.0, [[1, 2, 3, 4, 5]], first_s=[1.0], last_s=[5.0])
