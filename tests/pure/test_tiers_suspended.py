@@ -234,3 +234,21 @@ def test_a_suspension_keeps_what_it_shares_where_it_is() -> None:
     again = next(event for event in world.of(Admitted, away.sequence_id) if event.resumed)
     assert again.restored_tokens == away.computed_tokens
     world.assert_all_can_be_had()
+
+
+def test_nobody_waits_for_blocks_that_a_suspended_sequence_has_yet_to_compute() -> None:
+    """It computes nothing while it is away: whoever comes before it would wait for one that comes after."""
+    world = TierWorld(slabs=8, budget=3, rows=3, preemption="offload", by_hand=True)
+    world.ask(text(3, 1), 28)
+    prompt = text(24, 2)
+    slow = world.ask(prompt, 2)
+    away = world.until(Preempted)
+    assert (away.sequence_id, away.action) == (slow, "offload")
+    world.step(2)
+    assert away.computed_tokens < 20
+    urgent = world.ask(prompt[:20] + text(1, 3), 1, priority=-1)
+    world.finish()
+    world.assert_right()
+    entered = [(event.sequence_id, event.resumed) for event in world.of(Admitted)]
+    assert entered.index((urgent, False)) < entered.index((slow, True))
+    world.assert_all_can_be_had()

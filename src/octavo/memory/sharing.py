@@ -75,8 +75,7 @@ class Sharing:
         self.completed[row] = len(match.path)
         self._hold(at, match.path[-1] if match.path else self.directory.root(chain.root))
         at.announced = chain.keys[len(match.path) :][::-1]
-        for key in at.announced:
-            self.computing[key] = self.computing.get(key, 0) + 1
+        self._announce(at)
 
     def awaited(self, match: Match, chain: Chain) -> bool:
         """Whether the block that comes after the match is being computed, or one of the match being copied."""
@@ -89,18 +88,24 @@ class Sharing:
         return self._end(self._at[row])
 
     def park(self, row: int, ticket: int) -> None:
-        """The row's sequence is suspended."""
-        self._at[row].completed = int(self.completed[row])
-        self._parked[ticket], self._at[row] = self._at[row], _Standing()
+        """The row's sequence is suspended: it computes nothing, so that nobody waits for what it would."""
+        at = self._at[row]
+        at.completed = int(self.completed[row])
+        for key in at.announced:
+            self._computed(key)
+        self._parked[ticket], self._at[row] = at, _Standing()
 
     def unpark(self, row: int, ticket: int) -> None:
         """It is resumed in this row."""
-        self._at[row] = self._parked.pop(ticket)
-        self.completed[row] = self._at[row].completed
+        at = self._at[row] = self._parked.pop(ticket)
+        self.completed[row] = at.completed
+        self._announce(at)
 
     def drop(self, ticket: int) -> list[tuple[int, int]]:
         """A suspended sequence is given up; as `end`."""
-        return self._end(self._parked.pop(ticket))
+        at = self._parked.pop(ticket)
+        at.announced = []
+        return self._end(at)
 
     def doubles(self) -> list[tuple[int, int]]:
         """All that is referenced besides tables, for the invariants."""
@@ -132,6 +137,10 @@ class Sharing:
         at.announced = []
         doubles, at.doubles = at.doubles, []
         return doubles
+
+    def _announce(self, at: _Standing) -> None:
+        for key in at.announced:
+            self.computing[key] = self.computing.get(key, 0) + 1
 
     def _computed(self, key: bytes) -> None:
         left = self.computing[key] - 1
