@@ -200,7 +200,7 @@ def test_made_requests_refuse_what_cannot_be_made() -> None:
         ("--trace TRACE --rate 5", "rate=5.0: makes arrivals, and a trace has its own"),
         ("--trace POOL --rate 5", "rate=5.0: makes arrivals"),
         ("--trace TRACE --max-tokens 5", "max_tokens=5: makes requests"),
-        ("--trace TRACE --for 5", "for_s=5.0: is for a pool"),
+        ("--trace TRACE --for 5", "error: for=5.0: is for a pool"),
         ("--trace TRACE --on-bad maybe", "use refuse or skip"),
         ("--trace TRACE --requests 0", "requests=0: must be at least 1"),
         ("--trace TRACE --speed 0", "speed=0.0"),
@@ -208,12 +208,23 @@ def test_made_requests_refuse_what_cannot_be_made() -> None:
         ("--rate 0", "rate=0.0: must be above 0"),
         ("--seed -1", "seed=-1: must be at least 0"),
         ("--sort", "sort=True: is for the lines of a trace"),
-        ("--off 5", "off_s=5.0: is what comes after a burst"),
+        ("--off 5", "error: off=5.0: is what comes after a burst"),
         ("--users 0", "users=0: must be at least 1"),
         ("--users 2 --rate 3", "rate=3.0: has no meaning for users"),
         ("--users 2 --speed 2", "speed=2.0: cannot speed up users"),
         ("--think 3", "think=3.0: is for users or turns"),
         ("--lengths alpaca --input-tokens 5", "input_tokens='5': cannot be given beside --lengths"),
+        ("--on 0", "error: on=0.0: must be above 0"),
+        ("--users 2 --think -1", "error: think=-1.0: must be at least 0"),
+        ("--slo-tpot nan", "error: slo_tpot=nan: must be above 0"),
+        ("--input-tokens 0", "error: input_tokens='0': tokens=0: a length is at least 1"),
+        ("--turns uniform:9,3", "error: turns='uniform:9,3': high=3: must not be below"),
+        ("--prefix-tree 0,0,0", "error: prefix_tree='0,0,0': block_tokens=0: must be at least 1"),
+        ("--shared-prefix 99999999999", "error: shared_prefix=99999999999: must be from 0 to 16,777,216"),
+        ("--placement drop", "placement='drop': is of a host tier; give --host-bytes"),
+        ("--placement nope", "placement='nope': is of a host tier"),
+        ("--host-bytes 1GB --placement nope", "placement='nope': use"),
+        ("--eviction cheapest_to_rebuild", "is of blocks that are kept; give --reuse prefix"),
         ("--story chat --requests 5", "requests='given': means nothing to --story chat"),
         ("--story chat --html x.html", "html='given': means nothing"),
         ("--story nobody", "use chat or handover or reservation"),
@@ -227,6 +238,36 @@ def test_an_option_that_means_nothing_here_is_refused_by_name(
     given = [{"TRACE": str(path), "POOL": str(tmp_path)}.get(one, one) for one in flags.split()]
     assert octavo(["simulate", *([] if "--story" in given else BY_HAND), *given]) == 2
     assert said in capsys.readouterr().err
+
+
+MOST = 10**26
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        *((f"--{name} {MOST}", f"{name.replace('-', '_')}={MOST}: must be at most 1,0") for name in (
+            "tp", "context", "block-size", "max-num-seqs", "max-num-batched-tokens")),
+        (f"--kv-cache-memory-bytes {MOST}", "must be at most 1,152,921,504,606,846,976 bytes"),
+        ("--kv-cache-memory-bytes 1000TB", "blocks, and 67,108,864 at most are simulated"),
+        (f"--host-bytes {MOST}", "blocks, and 67,108,864 at most are simulated"),
+        (f"--requests {MOST}", "at most 16,777,216"),
+        (f"--max-tokens {MOST}", "from 1 to 16777216"),
+        ("--max-num-seqs 2147483648", "0 B left for the KV cache beside weights and the largest step"),
+    ],
+)  # fmt: skip
+def test_an_option_far_too_large_is_refused_by_what_is_the_most(
+    flags: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert octavo(["simulate", *BY_HAND, *flags.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_more_layers_than_memory_holds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    by_hand = "--device h100-sxm --kv-heads 8 --head-dim 128 --weights-bytes 16GB --layers"
+    for command in ("plan", "simulate"):
+        assert octavo([command, *by_hand.split(), "2147483648"]) == 2
+        assert "must be at most 16,384 layers" in capsys.readouterr().err
 
 
 def test_lengths_without_arrivals_take_those_that_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,9 +289,11 @@ def test_impossible_requests_are_counted_as_refused(tmp_path: Path, capsys: pyte
     path.write_text(own(input_tokens=2**24) + GOOD + own(max_tokens=2**24) + own(input_tokens=3000, output_tokens=2000))
     flags = ["--kv-cache-memory-bytes", "1MiB", "--no-intervals", "--json"]
     assert octavo(["simulate", *BY_HAND, "--trace", str(path), *flags]) == 0
-    told = json.loads(capsys.readouterr().out)["requests"]
+    whole = json.loads(capsys.readouterr().out)
+    told = whole["requests"]
     assert told["ended"] == {"length": 1}
     assert sum(told["refused"].values()) == 3
+    assert "of those refused, the first: prompt='16777216 tokens': the context holds" in whole["about"][-1]
 
 
 def test_a_device_is_never_busy_for_longer_than_the_run_took(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def test_the_command_reads_a_trace_and_says_what_it_skipped(tmp_path: Path, caps
     ("flags", "says"),
     [(["--rate", "0"], "rate=0.0"), (["--story", "x"], "no such story"), (["--users", "0"], "users=0"),
      (["--speed", "0"], "speed=0.0"), (["--requests", "0"], "requests=0"), (["--lengths", "x"], "lengths='x'"),
-     (["--allocation", "x"], "allocation='x'"), (["--slo-ttft", "0"], "ttft_s=0.0"), (["--tp", "3"], "tp=3"),
+     (["--allocation", "x"], "allocation='x'"), (["--slo-ttft", "0"], "error: slo_ttft=0.0"), (["--tp", "3"], "tp=3"),
      (["--users", "2", "--turns", "3"], "users=2"), (["--shared-prefix", "-1"], "shared_prefix=-1")],
 )  # fmt: skip
 def test_wrong_input_is_one_line_that_names_the_option(

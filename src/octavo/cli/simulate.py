@@ -175,7 +175,12 @@ def simulate(  # noqa: PLR0913 - one for each flag
     given = dict(locals())
     asked = {name for name, value in given.items() if value != _USUAL[name]}
     if story is None:
-        _run(given, asked)
+        try:
+            _run(given, asked)
+        except ConfigError as error:
+            if error.field not in _OPTIONS:
+                raise
+            raise ConfigError(_OPTIONS[error.field], error.value, error.remedy) from None
     else:
         _tell(story, asked, as_json=as_json)
 
@@ -186,6 +191,11 @@ _USUAL = {name: parameter.default for name, parameter in signature(simulate).par
 _PLANNED = ("device", "tp", "context", "block_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes",
             "kv_dtype", "quantization", "utilization", "weights_bytes", "price", "layers", "kv_heads", "head_dim",
             "heads")  # fmt: skip
+
+
+_OPTIONS = {"on_s": "on", "off_s": "off", "from_s": "from", "for_s": "for", "think_s": "think", "ttft_s": "slo_ttft",
+            "tpot_s": "slo_tpot", "e2e_s": "slo_e2e", "begin": "from", "length": "for"}  # fmt: skip
+"""Names of the library that an operator has not typed, and what was typed."""
 
 
 def _run(given: dict[str, Any], asked_for: set[str]) -> None:
@@ -201,6 +211,8 @@ def _run(given: dict[str, Any], asked_for: set[str]) -> None:
     replica, said = costed_replica(given["cost"], given["model"], planned, foreign=given["foreign_calibration"])
     names = {name: given[name] for name in ("allocation", "batching", "admission", "preemption", "reuse")}
     source, notes = workload(given, asked_for)
+    if given["eviction"] != _USUAL["eviction"] and given["reuse"] == "none":
+        raise ConfigError("eviction", given["eviction"], "is of blocks that are kept; give --reuse prefix")
     trace = None if given["chrome_trace"] is None else ChromeTrace()
     asked = Asked(
         source=source,
@@ -220,6 +232,8 @@ def _run(given: dict[str, Any], asked_for: set[str]) -> None:
     )
     head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *said, *notes]
     done = simulate(replica, asked)
+    if done.first_refusal is not None:
+        head.append(f"of those refused, the first: {done.first_refusal}")
     if trace is not None:
         _write_file("chrome_trace", given["chrome_trace"], trace.json())
     if given["html"] is not None:
@@ -244,6 +258,8 @@ def _lower(given: dict[str, Any]) -> Lower | None:
         for name in ("disk_bytes", "preemption"):
             if given[name] not in (None, "recompute"):
                 raise ConfigError(name, given[name], "needs a host tier; give --host-bytes")
+        if given["placement"] != _USUAL["placement"]:
+            raise ConfigError("placement", given["placement"], "is of a host tier; give --host-bytes")
         return None
     disk = 0 if given["disk_bytes"] is None else parse_bytes("disk_bytes", given["disk_bytes"])
     host = parse_bytes("host_bytes", given["host_bytes"])

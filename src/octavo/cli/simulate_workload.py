@@ -25,7 +25,7 @@ from octavo.simulate.inference_perf import is_definition, read_definition
 from octavo.simulate.lengths import NAMED, lengths_named
 from octavo.simulate.sources import ClosedLoop, OpenLoop
 from octavo.simulate.synthetic import Arrivals, PrefixTree, Synthetic
-from octavo.simulate.trace import TraceRequest
+from octavo.simulate.trace import MOST_TOKENS, TraceRequest
 
 _POOLS = (".tar", ".tar.zst", ".tar.gz", ".tgz")
 _MOST_FILE = 2**28
@@ -156,15 +156,18 @@ def _synthetic(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]
 
 def _prefixes(given: dict[str, Any]) -> PrefixTree | None:
     prefix, tree = given["shared_prefix"], given["prefix_tree"]
-    if prefix < 0:
-        raise ConfigError("shared_prefix", prefix, "must be at least 0 tokens")
+    if not 0 <= prefix <= MOST_TOKENS:
+        raise ConfigError("shared_prefix", prefix, f"must be from 0 to {MOST_TOKENS:,} tokens")
     if tree is None:
         return PrefixTree(block_tokens=prefix) if prefix else None
     parts = tree.split(",")
     if prefix or len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
         raise ConfigError("prefix_tree", tree, "is depth,fan,tokens of a level, and takes the place of --shared-prefix")
     depth, fan, tokens = (int(part) for part in parts)
-    return PrefixTree(block_tokens=tokens, depth=depth, fan=fan)
+    try:
+        return PrefixTree(block_tokens=tokens, depth=depth, fan=fan)
+    except ConfigError as error:
+        raise ConfigError("prefix_tree", tree, f"{error.field}={error.value}: {error.remedy}") from None
 
 
 def _from_pool(given: dict[str, Any]) -> tuple[Sequence[TraceRequest], list[str]]:

@@ -39,8 +39,19 @@ _LETTERS = {"M": LINEAR, "*": FULL, "-": NOTHING, "E": NOTHING}
 _COMPRESSION = {0: SLIDING, 4: COMPRESSED_SPARSE, 128: COMPRESSED_HEAVY}
 
 
+_MOST_LAYERS = 2**14
+"""Each is looked at by itself: more of them would take memory before anybody saw that the number is wrong."""
+
+
 def layer_count(fields: Fields) -> int:
     """Layers that keep state: as many as the file counts, or as its list of them has entries."""
+    count = _layer_count(fields)
+    if count > _MOST_LAYERS:
+        raise ConfigError(fields.spelled("num_hidden_layers"), count, f"must be at most {_MOST_LAYERS:,} layers")
+    return count
+
+
+def _layer_count(fields: Fields) -> int:
     for name in ("layer_types", "hybrid_override_pattern"):
         listed = fields.raw.get(name) if name in fields.raw else fields.raw.get("layers_block_type")
         if fields.raw.get("num_hidden_layers") is None and isinstance(listed, (list, str)) and listed:

@@ -56,6 +56,9 @@ _MAY_BE_ZERO = (
 _NUMBERS = ("utilization", "slo_tpot_ms", "price")
 MANUAL = ("layers", "kv_heads", "head_dim", "heads", "hidden_size", "window")
 _MOST = 2**40
+_RANKS = ("devices", "tp", "pp", "dp")
+_MOST_RANKS = 2**20
+_MOST_BYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,8 @@ def _checked(name: str, value: Any) -> Any:
         number = parse_bytes(name, value)
         if number < (0 if name in _MAY_BE_ZERO else 1):
             raise ConfigError(name, value, "must be above 0 bytes, for example 80GiB")
+        if number > _MOST_BYTES:
+            raise ConfigError(name, value, f"must be at most {_MOST_BYTES:,} bytes")
         return number
     if name in _WHOLE:
         return _whole(name, value, 0 if name in _MAY_BE_ZERO else 1)
@@ -188,8 +193,11 @@ def _checked(name: str, value: Any) -> Any:
 def _whole(name: str, value: Any, low: int) -> int:
     if isinstance(value, str):
         value = int(value) if value.strip().lstrip("-").isdecimal() else value
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MOST:
+    most = _MOST_RANKS if name in _RANKS else _MOST
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ConfigError(name, value, f"must be a whole number of at least {low}")
+    if value > most:
+        raise ConfigError(name, value, f"must be at most {most:,}")
     return value
 
 

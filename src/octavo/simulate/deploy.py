@@ -38,6 +38,8 @@ _LINK_SHARE = 0.8
 _LINK_LATENCY_S = 20e-6
 _WIDEST_DISK = 2**22
 """Slots of one group on a disk at most: what is kept of each takes memory here."""
+_MOST_SLABS = 2**26
+"""Of a device or a host, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,9 @@ class Lower:
 
     def __post_init__(self) -> None:
         if self.host_bytes < 1:
-            raise ConfigError("host_memory", self.host_bytes, "must be above 0 bytes")
+            raise ConfigError("host_bytes", self.host_bytes, "must be above 0 bytes")
         if self.disk_bytes < 0:
-            raise ConfigError("disk", self.disk_bytes, "must be at least 0 bytes")
+            raise ConfigError("disk_bytes", self.disk_bytes, "must be at least 0 bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,9 @@ class Replica:
     vocab_size: int = VOCABULARY
     links: Links = field(default_factory=Links)
     """Between its tiers."""
+
+    def __post_init__(self) -> None:
+        _require_few("kv_cache_memory_bytes", self.slabs * self.layout.slab_bytes, self.slabs)
 
     @property
     def kv_tokens(self) -> int:
@@ -120,11 +125,12 @@ class Replica:
     def _below(self, lower: Lower) -> Below:
         slabs = lower.host_bytes // self.layout.slab_bytes
         if slabs < 1:
-            raise ConfigError("host_memory", lower.host_bytes, f"holds no slab of {self.layout.slab_bytes:,} B")
+            raise ConfigError("host_bytes", lower.host_bytes, f"holds no block of {self.layout.slab_bytes:,} B")
+        _require_few("host_bytes", lower.host_bytes, slabs)
         share = lower.disk_bytes // len(self.layout.groups)
         slots = tuple(min(_WIDEST_DISK, share // group.block_bytes) for group in self.layout.groups)
         if lower.disk_bytes and not all(slots):
-            raise ConfigError("disk", lower.disk_bytes, "holds no block of some group")
+            raise ConfigError("disk_bytes", lower.disk_bytes, "holds no block of some group")
         return Below(
             slabs, placement_named(lower.placement), disk_slots=slots if lower.disk_bytes else (),
             timeout_s=lower.timeout_s,
@@ -152,7 +158,12 @@ def replica_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Re
     )
     slabs = kv_bytes // layout.slab_bytes
     if slabs < 1:
-        raise ConfigError("device", asked.device, f"has {kv_bytes:,} B left for the KV cache, less than one block")
+        raise ConfigError(
+            "device",
+            asked.device,
+            f"has {kv_bytes:,} B left for the KV cache beside weights and the largest step, less than one block of "
+            f"{layout.slab_bytes:,} B; give another, more ranks, or lower limits of a step and of a sequence",
+        )
     length = min(ground.context, layout.most_tokens(slabs) + 1)
     return Replica(
         model=ground.source.name,
@@ -169,6 +180,12 @@ def replica_of(model: str | Path | Mapping[str, Any] | None, asked: Asked) -> Re
         price_per_hour=None if asked.price is None else asked.price * asked.tp,
         links=_links(machine.accelerator.host_bytes_per_s),
     )
+
+
+def _require_few(name: str, given: int, slabs: int) -> None:
+    if slabs > _MOST_SLABS:
+        remedy = f"is {slabs:,} blocks, and {_MOST_SLABS:,} at most are simulated; give less, or a larger --block-size"
+        raise ConfigError(name, given, remedy)
 
 
 def _links(host_bytes_per_s: float) -> Links:

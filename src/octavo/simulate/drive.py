@@ -83,6 +83,8 @@ class Simulation:
         self.leaps = 0
         self.steps = 0
         """Single ones, beside those of leaps."""
+        self.first_refusal: RequestError | None = None
+        """Why the first request that was refused was."""
         self._leap = leap and core.depth == 0
         self._refused_for: Resource | None = None
         """What bound the last step, as `quiet_steps` wants it."""
@@ -124,7 +126,8 @@ class Simulation:
             self._refused_for = None
             try:
                 self.core.submit(request, seconds(coming))
-            except RequestError:
+            except RequestError as error:
+                self.first_refusal = self.first_refusal or error
                 self.source.ended(request.request_id, self.now_ns)
 
     def _take_step(self) -> bool:

@@ -151,12 +151,15 @@ def lengths_named(field: str, text: str) -> Lengths:
         values = []
     whole = values if kind in ("fixed", "uniform", "empirical") else values[1:] if kind == "zipf" else []
     good = all(isfinite(value) for value in values) and all(value == int(value) for value in whole)
-    if kind == "empirical" and values and good:
-        return Empirical(tuple(int(value) for value in values))
-    if kind not in _KINDS or len(values) != _KINDS[kind][0] or not good:
-        raise ConfigError(
-            field,
-            text,
-            "use 512, uniform:16,256, lognormal:161,200 (mean, deviation), zipf:1.2,16,4096 or empirical:..",
-        )
-    return _KINDS[kind][1](values)
+    try:
+        if kind == "empirical" and values and good:
+            return Empirical(tuple(int(value) for value in values))
+        if kind in _KINDS and len(values) == _KINDS[kind][0] and good:
+            return _KINDS[kind][1](values)
+    except ConfigError as error:
+        raise ConfigError(field, text, f"{error.field}={error.value}: {error.remedy}") from None
+    raise ConfigError(
+        field,
+        text,
+        "use 512, uniform:16,256, lognormal:161,200 (mean, deviation), zipf:1.2,16,4096 or empirical:..",
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.cost.step import CostModel, HasInterval, Scaled
+from octavo.errors import RequestError
 from octavo.policy.bundle import Policies
 from octavo.simulate.deploy import Lower, Replica
 from octavo.simulate.drive import Simulation, Source, Watcher
@@ -43,20 +44,26 @@ class Simulated:
     measured: Measured
     intervals: dict[str, tuple[float, float]]
     """Of the main figures, where asked for."""
+    first_refusal: str | None = None
+    """Why the first request that was refused was."""
 
 
 def simulate(replica: Replica, asked: Asked) -> Simulated:
-    measured = _run(replica, asked, replica.cost, asked.watchers)
+    measured, refusal = _run(replica, asked, replica.cost, asked.watchers)
     told = figures(measured, asked.objectives, replica.price_per_hour) | {"cost": grounds_of(replica.cost)}
     intervals: dict[str, tuple[float, float]] = {}
     if asked.intervals and isinstance(replica.cost, HasInterval):
         costs = [Scaled(replica.cost, factor) for factor in replica.cost.interval]
-        intervals = intervals_of([told, *(figures(_run(replica, asked, cost)) for cost in costs)])
-    return Simulated(told, measured, intervals)
+        intervals = intervals_of([told, *(figures(_run(replica, asked, cost)[0]) for cost in costs)])
+    return Simulated(told, measured, intervals, None if refusal is None else str(refusal))
 
 
-def _run(replica: Replica, asked: Asked, cost: CostModel, watchers: Sequence[Watcher] = ()) -> Measured:
+def _run(
+    replica: Replica, asked: Asked, cost: CostModel, watchers: Sequence[Watcher] = ()
+) -> tuple[Measured, RequestError | None]:
+    """What came of it, and why the first request that was refused was."""
     core = replica.core(asked.policies(), cost=cost, eviction=asked.eviction, depth=asked.depth, lower=asked.lower)
     measured = Measured()
-    Simulation(core, asked.source(), [measured, *watchers], leap=asked.leap).run()
-    return measured
+    simulation = Simulation(core, asked.source(), [measured, *watchers], leap=asked.leap)
+    simulation.run()
+    return measured, simulation.first_refusal
