@@ -270,6 +270,40 @@ def test_more_layers_than_memory_holds_are_refused(capsys: pytest.CaptureFixture
         assert "must be at most 16,384 layers" in capsys.readouterr().err
 
 
+LATE = "later than virtual time counts"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (AZURE + "0001-01-01 00:00:00,9,5\n9999-12-31 00:00:00,9,5\n", ""),
+        (GOOD + own(arrival=4e9), "--speed 0.00001"),
+        ("".join(own(session="a", think=3e9) for _ in range(3)), ""),
+        (GOOD * 3, "--users 1 --think 4e9"),
+    ],
+)
+def test_moments_that_the_clock_cannot_reach_are_refused(
+    text: str, flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    assert octavo(["simulate", *BY_HAND, "--trace", str(path), *flags.split()]) == 2
+    assert LATE in capsys.readouterr().err
+
+
+def test_dates_have_any_digits_of_a_second_and_offsets(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    dates = ["2024-05-10 00:00:00.25+00:00", "2024-05-10 00:00:01+00:00", "2024-05-10 00:00:01.5",
+             "2024-05-10T00:00:02Z", "2024-05-10 02:00:03.123456789+02:00"]  # fmt: skip
+    path.write_text(AZURE + "".join(f"{date},9,5\n" for date in dates))
+    gaps = [entry.arrival_ns for entry in read_trace(path).requests]
+    assert gaps == [0, 750_000_000, 1_250_000_000, 1_750_000_000, 2_873_456_789]
+    for wrong in ("2024-05-10 00:00:00+99:00", "2024-05-10 00:00:00+0x:00", "2024-13-10 00:00:00", "yesterday", ""):
+        path.write_text(AZURE + f"{wrong},9,5\n")
+        with pytest.raises(ConfigError, match="is no date"):
+            read_trace(path)
+
+
 def test_lengths_without_arrivals_take_those_that_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("num_prefill_tokens,num_decode_tokens\n" + "30,5\n" * 40)

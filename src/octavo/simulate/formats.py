@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,6 +26,7 @@ from octavo.text_files import read_text
 OnBad = Literal["refuse", "skip"]
 _HASH_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _SHOWN = 5
+_DATE = re.compile(r"([0-9T: -]+?)(?:\.([0-9]+))?(Z|[+-][0-9]{2}:[0-9]{2})?")
 
 Row = Mapping[str, Any]
 
@@ -305,16 +307,15 @@ def _time(row: Row, name: str, default: float | None = None, scale: int = 10**9)
 
 
 def _date_ns(row: Row, name: str) -> int:
-    """A date with up to seven digits of a second, as Azure writes it."""
+    """A date with any digits of a second, and an offset or none, as Azure writes it. Without one it is that of UTC."""
     text = str(row.get(name)).strip()
-    whole, _, rest = text.partition(".")
-    fraction = rest.rstrip("Z").partition("+")[0]
+    found = _DATE.fullmatch(text)
+    whole, fraction, offset = ("", "", "") if found is None else found.groups()
     try:
-        moment = datetime.fromisoformat(whole + "+00:00")
-        part = int(fraction.ljust(9, "0")[:9]) if fraction else 0
+        moment = datetime.fromisoformat(whole + ("+00:00" if offset in (None, "Z") else offset))
     except ValueError:
         raise _Bad(f"{name}={text!r:.60} is no date") from None
-    return round(moment.timestamp()) * 10**9 + part
+    return round(moment.timestamp()) * 10**9 + int((fraction or "0").ljust(9, "0")[:9])
 
 
 def _hashes(row: Row) -> tuple[int, ...]:

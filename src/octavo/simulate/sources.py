@@ -26,6 +26,8 @@ class OpenLoop:
             raise ConfigError("speed", speed, f"must be above 0; 2 sends twice as fast; {_MOST_SPEED:,} at most")
         self._requests = requests
         self._speed = speed
+        if requests:
+            _countable(self._moment(requests[-1]))
         self._open = 0
         """Requests before this one have been sent or queued behind others of their session."""
         self._due: list[tuple[int, int]] = []
@@ -51,7 +53,7 @@ class OpenLoop:
             return
         number = behind.popleft()
         entry = self._requests[number]
-        heappush(self._due, (max(self._moment(entry), now_ns + entry.think_ns), number))
+        heappush(self._due, (_countable(max(self._moment(entry), now_ns + entry.think_ns)), number))
 
     def _moment(self, entry: TraceRequest) -> int:
         return entry.arrival_ns if self._speed == 1 else round(entry.arrival_ns / self._speed)
@@ -99,5 +101,15 @@ class ClosedLoop:
             self._send(now_ns + self._think_ns + self._requests[self._next].think_ns)
 
     def _send(self, at_ns: int) -> None:
-        heappush(self._due, (at_ns, self._next))
+        heappush(self._due, (_countable(at_ns), self._next))
         self._next += 1
+
+
+def _countable(at_ns: int) -> int:
+    """The same moment, where the clock can reach it. Raises `ConfigError`."""
+    if at_ns > MOST_NS:
+        remedy = (
+            f"is later than virtual time counts, {MOST_NS / NANOSECONDS:,.0f} s; send faster, or think for less long"
+        )
+        raise ConfigError("arrival", f"{at_ns / NANOSECONDS:.3g} s", remedy)
+    return at_ns
