@@ -56,14 +56,23 @@ class Engine:
         core.timer = time.perf_counter
 
     def add(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        followed: bool = True,
     ) -> Prepared:
-        """Queue a prompt. Raises `RequestError`, having changed nothing, when it cannot be served."""
+        """Queue a prompt. Raises `RequestError`, having changed nothing, when it cannot be served.
+
+        Where it is not `followed`, steps need not tell what they add to it: its `output` is asked for at the end.
+        """
         self._require_alive()
         if request_id in self._streams:
             raise RequestError("request_id", request_id, "is in use; give every open request its own")
         prepared = self.intake.prepare(request_id, prompt, params, priority=priority)
-        self._streams.open(prepared, submit_all(self.core, prepared, self._clock()))
+        self._streams.open(prepared, submit_all(self.core, prepared, self._clock()), followed=followed)
         return prepared
 
     def abort(self, request_id: str) -> bool:
@@ -121,14 +130,14 @@ class Engine:
         return self._streams.close(request_id)
 
     def output(self, request_id: str) -> RequestOutput:
-        """What an open request has so far."""
+        """What an open request has so far. Of one that has finished, another thread may ask beside a step."""
         return self._streams.output(request_id)
 
     def discard(self, request_id: str) -> None:
         """End a request if it is open, and forget it: nobody waits for it any more."""
         if request_id in self._streams:
             self.abort(request_id)
-            self._streams.close(request_id)
+            self._streams.forget(request_id)
 
     def close(self) -> None:
         self.core.close()

@@ -1,4 +1,7 @@
-"""`LLM`: a model in this process, for scripts. Everything runs in the caller's thread.
+"""`LLM`: a model in this process, for scripts. Steps run in the caller's thread.
+
+Text of whole outputs is decoded beside the steps, by a thread that lives no longer than the call; that of a stream,
+or where stop strings may end it, after each step.
 
 Invariant: whoever steps the engine, every call gets what belongs to its own prompts, so that calls may be
 made while a stream is open, and from several threads: they take turns, step by step.
@@ -8,7 +11,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,12 +32,18 @@ Message = Mapping[str, Any]
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """What one call waits for: its requests that have not ended and, for a stream, the deltas not yielded yet."""
+    """What one call waits for: its requests that have not ended, and what came for it meanwhile.
+
+    Whoever steps puts things in before it takes a request off `left`; the call alone takes them out.
+    """
 
     left: set[str]
     index: dict[str, str] | None = None
     """Of a stream: each request's place among the prompts, as text."""
-    deltas: list[Delta] = field(default_factory=list)
+    deltas: deque[Delta] = field(default_factory=deque)
+    """Of a stream: those not yielded yet."""
+    ended: deque[str] = field(default_factory=deque)
+    """Requests that have ended and are not being decoded yet."""
 
 
 class LLM:
@@ -159,11 +170,11 @@ class LLM:
         index = reader.index or {}
         try:
             while reader.left or reader.deltas:
-                deltas, reader.deltas = reader.deltas, []
-                for delta in deltas:
-                    yield replace(delta, request_id=index[delta.request_id])
-                if not deltas:
+                if not reader.deltas:
                     self._step(reader)
+                while reader.deltas:
+                    delta = reader.deltas.popleft()
+                    yield replace(delta, request_id=index[delta.request_id])
         finally:
             self._forget(names)
 
@@ -184,7 +195,7 @@ class LLM:
                 for prompt, one, order in zip(prompts, params, priorities, strict=True):
                     name = f"llm-{self._count}"
                     self._count += 1
-                    self.engine.add(name, prompt, one, priority=order)
+                    self.engine.add(name, prompt, one, priority=order, followed=stream)
                     names.append(name)
             except (RequestError, EngineDeadError):
                 self._forget(names)
@@ -195,16 +206,23 @@ class LLM:
 
     def _run(self, names: list[str]) -> list[RequestOutput]:
         try:
-            reader = self._readers[names[0]] if names else _Reader(set())
-            while reader.left:
-                self._step(reader)
-            with self._turn:
-                outputs = [self.engine.output(name) for name in names]
+            outputs = self._outputs(self._readers[names[0]], names) if names else []
         finally:
             self._forget(names)
         if self.engine.dead is not None:
             raise EngineDeadError(f"the engine failed: {self.engine.dead}") from self.engine.cause
         return outputs
+
+    def _outputs(self, reader: _Reader, names: list[str]) -> list[RequestOutput]:
+        """Of all, in order. What has ended is decoded by a thread of its own while the others' next steps run."""
+        made: dict[str, Future[RequestOutput]] = {}
+        with ThreadPoolExecutor(1, "octavo-text") as decoding:
+            while reader.left or reader.ended:
+                self._step(reader)
+                while reader.ended:
+                    name = reader.ended.popleft()
+                    made[name] = decoding.submit(self.engine.output, name)
+        return [made[name].result() for name in names]
 
     def _step(self, reader: _Reader) -> None:
         """One step, unless another call has just taken the one that `reader` waited for."""
@@ -222,6 +240,7 @@ class LLM:
                     owner.deltas.append(delta)
             for name in batch.finished:
                 if name in self._readers:
+                    self._readers[name].ended.append(name)
                     self._readers[name].left.discard(name)
             self._end_forgotten()
 

@@ -3,6 +3,9 @@
 One `Streams` holds the open requests of one front end. It runs no model and knows no thread: feed
 it every event of the core in order, and tell the core to end the sequences it names as stopped.
 
+Where nobody follows a request step by step and no stop string can end it, its tokens are only kept, and decoded
+when `output` is asked for; of a request that has finished, any one thread may ask.
+
 Invariant: a request that was opened ends in exactly one finished output for each choice.
 """
 
@@ -25,6 +28,8 @@ class _Choice:
     index: int
     text: TextStream | None
     wants_logprobs: bool
+    later: bool
+    """Whether nobody needs its text before its output is asked for."""
     parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -33,8 +38,20 @@ class _Choice:
     stop_reason: int | str | None = None
     record: RequestRecord | None = None
     error: str | None = None
+    held: bool = False
+    """Ended, and what its text still holds back is not among the parts yet."""
+
+    def decode(self) -> None:
+        """Text of the tokens that have none yet."""
+        if self.text is None or not self.later:
+            return
+        self.parts.append(self.text.push(self.token_ids[self.text.tokens :]).text)
+        if self.held:
+            self.held = False
+            self.parts.append(self.text.finish())
 
     def output(self) -> CompletionOutput:
+        self.decode()
         logprobs = tuple(self.logprobs) if self.wants_logprobs else None
         return CompletionOutput(
             index=self.index,
@@ -65,15 +82,19 @@ class Streams:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def open(self, prepared: Prepared, sequence_ids: Sequence[int]) -> None:
-        """The core took the request: `sequence_ids` are those of its choices, in order."""
+    def open(self, prepared: Prepared, sequence_ids: Sequence[int], *, followed: bool = True) -> None:
+        """The core took the request: `sequence_ids` are those of its choices, in order.
+
+        Where it is not `followed` step by step, no deltas of its tokens need be made.
+        """
         params = prepared.params
+        later = not followed and not params.stop
         choices = []
         for request, sequence_id in zip(prepared.requests, sequence_ids, strict=True):
             text = None
             if self._tokenizer is not None and params.detokenize:
                 text = TextStream(self._tokenizer, request)
-            choice = _Choice(prepared.request_id, request.choice, text, params.logprobs is not None)
+            choice = _Choice(prepared.request_id, request.choice, text, params.logprobs is not None, later)
             choices.append(choice)
             self._choices[sequence_id] = choice
         self._requests[prepared.request_id] = _Open(prepared, choices)
@@ -110,10 +131,14 @@ class Streams:
     def close(self, request_id: str) -> RequestOutput:
         """Forget a request; returns its last output."""
         output = self.output(request_id)
+        self.forget(request_id)
+        return output
+
+    def forget(self, request_id: str) -> None:
+        """The same where nobody wants its output."""
         del self._requests[request_id]
         for sequence_id in self._sequence_ids.pop(request_id):
             self._choices.pop(sequence_id, None)
-        return output
 
     def _fold_tokens(self, event: StepTokens, deltas: list[Delta], stopped: list[int]) -> None:
         for sequence_id, token in event.pairs():
@@ -125,6 +150,8 @@ class Streams:
             if sequence_id in event.logprobs:
                 logprobs = (event.logprobs[sequence_id],)
                 choice.logprobs.extend(logprobs)
+            if choice.later:
+                continue
             text = ""
             if choice.text is not None:
                 pushed = choice.text.push([token])
@@ -141,7 +168,9 @@ class Streams:
         if choice is None:
             return
         text = ""
-        if choice.text is not None and choice.stopped_by is None:
+        if choice.later:
+            choice.held = True
+        elif choice.text is not None and choice.stopped_by is None:
             text = choice.text.finish()
             choice.parts.append(text)
             choice.stopped_by = choice.text.stopped
