@@ -10,9 +10,9 @@
 namespace octavo {
 namespace {
 
+#if defined(__x86_64__)
 constexpr int64_t kPastCaches = 4 << 20;  // bytes: what is copied is not worth pushing everything else out for
 
-#if defined(__x86_64__)
 // Past the caches, and with the head of what is read next on its way: processors look ahead within a page, not beyond
 // the end of a block.
 void stream(char* to, const char* from, int64_t bytes, const char* next) {
