@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from octavo.config import Config
 from octavo.geometry.dtypes import Dtype
 from octavo.geometry.model import ModelGeometry
-from octavo.memory.layout import BlockOrder, Layout
+from octavo.memory.layout import BlockOrder, Layout, largest
 from octavo.planner.ledger import Ledger
 
 
@@ -94,9 +94,9 @@ class Deployment:
         return self.slabs * self.layout.slab_bytes
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of the first group when it has the whole pool: all there are in a one-group model."""
-        return self.slabs * self.layout.groups[0].blocks_per_slab
+    def most_blocks(self) -> tuple[tuple[str, int], ...]:
+        """(group, its blocks if it had the whole pool). Of a one-group model: all there are."""
+        return tuple((group.name, self.slabs * group.blocks_per_slab) for group in self.layout.groups)
 
     @property
     def kv_tokens(self) -> int:
@@ -110,11 +110,22 @@ class Deployment:
     def reason(self, name: str) -> str:
         return dict(self.reasons)[name]
 
-    def blocks_per_request(self) -> tuple[tuple[int, int], ...]:
-        """(length, blocks) at three lengths: a block, a quarter of the longest sequence, and the longest."""
+    def requests_in_pool(self) -> tuple[tuple[int, int, int], ...]:
+        """(length, blocks, sequences that the pool holds) at three lengths: a block, a quarter of the longest sequence,
+        and the longest."""
         lengths = sorted({min(self.block_size, self.max_model_len), -(-self.max_model_len // 4), self.max_model_len})
         step = step_tokens(self.config, self.max_num_batched_tokens)
-        return tuple((n, sum(self.layout.blocks_for(n, step))) for n in lengths)
+        counts = [self.layout.blocks_for(n, step) for n in lengths]
+        return tuple((n, sum(count), self._sequences_of(count)) for n, count in zip(lengths, counts, strict=True))
+
+    def _sequences_of(self, blocks: list[int]) -> int:
+        """How many sequences of so many blocks in each group the slabs hold together."""
+        per_slab = [group.blocks_per_slab for group in self.layout.groups]
+
+        def fits(sequences: int) -> bool:
+            return sum(-(-sequences * n // each) for n, each in zip(blocks, per_slab, strict=True)) <= self.slabs
+
+        return largest(0, self.slabs * max(per_slab), fits)
 
     def rows(self) -> tuple[Row, ...]:
         """The start table: what was decided and why, then the ledger, then what follows from them."""
@@ -133,7 +144,7 @@ class Deployment:
             "kv_cache_dtype": str(self.kv_dtype),
             "block_size": str(self.block_size),
             "KV cache": f"{self.kv_bytes:,} B",
-            "blocks": f"{self.num_blocks:,}",
+            "blocks": self._blocks_in_words(),
             "max_model_len": f"{self.max_model_len:,}",
             "max_num_seqs": f"{self.max_num_seqs:,}",
             "max_num_batched_tokens": f"{self.max_num_batched_tokens:,}",
@@ -146,6 +157,12 @@ class Deployment:
         }
         why = dict(self.reasons)
         return tuple(Row(name, value, why.get(name, "")) for name, value in values.items())
+
+    def _blocks_in_words(self) -> str:
+        counts = {count for _, count in self.most_blocks}
+        if len(counts) == 1:
+            return f"{counts.pop():,}"
+        return " or ".join(f"{count:,} {name}" for name, count in self.most_blocks)
 
     def _tier_values(self) -> dict[str, str]:
         cache = self.config.cache
@@ -176,9 +193,11 @@ class Deployment:
             pool = Row(pool.name, pool.value, "slabs are shared by groups of different block bytes")
         lengths = tuple(
             Row(
-                f"blocks of {n:,} tokens", f"{blocks:,}", f"the pool holds {self.num_blocks // blocks:,} such sequences"
+                f"blocks of {n:,} tokens",
+                f"{blocks:,}",
+                f"the pool holds {sequences:,} such sequences" if sequences else "the pool holds one, in smaller steps",
             )
-            for n, blocks in self.blocks_per_request()
+            for n, blocks, sequences in self.requests_in_pool()
         )
         return (pool, *lengths)
 

@@ -86,13 +86,13 @@ def test_the_smallest_limit_wins_and_is_named() -> None:
     assert d.limit.startswith("gpu_memory_utilization=0.268 of 68,719,476,736 B granted by control group")
     assert d.kv_bytes < GIB // 2
     d = decided(num_gpu_blocks_override=7, max_kv_tokens=4096)
-    assert (d.num_blocks, d.limit) == (7, "num_gpu_blocks_override=7")
+    assert (d.most_blocks, d.limit) == ((("full", 7),), "num_gpu_blocks_override=7")
 
 
 def test_bytes_asked_for_may_exceed_the_modest_default() -> None:
     d = decided(kv_cache_memory_bytes="8GiB")
     assert d.kv_bytes == 8 * GIB
-    assert d.num_blocks == 8 * GIB // BLOCK_BYTES
+    assert d.slabs == 8 * GIB // BLOCK_BYTES
 
 
 def test_bytes_asked_for_are_cut_to_what_is_free() -> None:
@@ -267,6 +267,24 @@ def test_the_start_table_lets_one_figure_be_derived_from_another() -> None:
     for name in ("device", "kv_cache_dtype", "max_num_seqs", "allocation", "admission", "ledger: total"):
         assert rows[name].value
         assert rows[name].reason
+
+
+@pytest.mark.parametrize("skipped", [None, "0, 5"])
+def test_the_start_table_counts_blocks_of_groups_by_their_size(skipped: str | None) -> None:
+    rounded = {} if skipped is None else {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": skipped}
+    config = Config.from_kwargs(**rounded, max_kv_tokens=16000)
+    d = decide(config, served_geometry(config, GEMMA, BF16), CPU)
+    per_slab = {group.name: group.blocks_per_slab for group in d.layout.groups}
+    assert per_slab == {"window_512": 1, "full": 5 if skipped is None else 3}
+    rows = {row.name: row for row in d.rows()}
+    assert rows["blocks"].value == f"{d.slabs:,} window_512 or {d.slabs * per_slab['full']:,} full"
+    assert rows[f"blocks of {d.max_model_len:,} tokens"].reason == "the pool holds one, in smaller steps"
+    for tokens, blocks, sequences in d.requests_in_pool():
+        each = d.layout.blocks_for(tokens, d.max_num_batched_tokens)
+        assert sum(each) == blocks
+        for more, fits in ((0, True), (1, False)):
+            slabs = [-(-(sequences + more) * n // per) for n, per in zip(each, per_slab.values(), strict=True)]
+            assert (sum(slabs) <= d.slabs) == fits
 
 
 @given(
