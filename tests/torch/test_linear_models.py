@@ -186,6 +186,29 @@ def test_the_choice_follows_what_was_asked_what_was_built_and_what_was_measured(
         choose_linear("native", shape, torch.float32, CPU)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_where_torch_measures_far_better_as_with_matrix_units_it_serves_the_whole_model(checkpoint, dtype, monkeypatch):
+    monkeypatch.setattr(choosing, "measured", lambda *_: (5e-6, 1e-6))
+    made = {backend: LLM(checkpoint, dtype=dtype, linear_backend=backend, max_kv_tokens=256)
+            for backend in ("auto", "torch")}  # fmt: skip
+    facts = made["auto"].engine.deployment.facts
+    assert facts.linear_backend == "torch"
+    assert "5.0 us a token beside torch's 1.0" in facts.linear_reason
+    assert not list(packed_matrices(made["auto"].engine.core.executor.model))
+    tokens = [[o.outputs[0].token_ids for o in llm.generate([[5, 6, 7], [9]], GREEDY)] for llm in made.values()]
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0][0]) == GREEDY.max_tokens
+
+
+def test_weights_to_be_rounded_are_packed_however_fast_torch_is(checkpoint, monkeypatch):
+    monkeypatch.setattr(choosing, "measured", lambda *_: (5e-6, 1e-6))
+    llm = LLM(checkpoint, dtype="bfloat16", quantization="int8", max_kv_tokens=256)
+    facts = llm.engine.deployment.facts
+    assert facts.linear_backend == "native int8"
+    assert "alone multiply weights in int8" in facts.linear_reason
+    assert len(llm.generate([5, 6], GREEDY)[0].outputs[0].token_ids) == GREEDY.max_tokens
+
+
 def test_the_measurement_is_short_and_says_both_times():
     ours, theirs = choosing.measured((96, 64), torch.bfloat16)
     assert 0 < ours < 1

@@ -28,8 +28,13 @@ MOST_ELEMENTS = 2**22
 """Of the matrix that is measured."""
 
 
-def choose_linear(asked: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[str, str]:
-    """`native` or `torch`, and why. `shape`: (outputs, inputs) of the model's usual matrix."""
+def choose_linear(
+    asked: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, quantization: str | None = None
+) -> tuple[str, str]:
+    """`native` or `torch`, and why. `shape`: (outputs, inputs) of the model's usual matrix.
+
+    Where weights are to be rounded, `auto` measures nothing: torch's own layers would keep them as they are.
+    """
     if asked == "torch":
         return "torch", "as asked"
     if device.type != "cpu":
@@ -43,6 +48,8 @@ def choose_linear(asked: str, shape: tuple[int, int], dtype: torch.dtype, device
         return "torch", f"auto: torch's own, since {missing}"
     if asked == "native":
         return "native", "as asked: packed weights, octavo's C++ kernels"
+    if quantization is not None:
+        return "native", f"auto: octavo's C++ kernels, which alone multiply weights in {quantization}"
     ours, theirs = measured(shape, dtype)
     saying = f"{1e6 * ours:.1f} us a token beside torch's {1e6 * theirs:.1f} for {shape[0]} x {shape[1]}"
     if theirs <= CLEARLY * ours:

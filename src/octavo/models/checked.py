@@ -68,6 +68,7 @@ def verdicts_for(config: Config, loaded: LoadedModel, device: torch.device, geom
             "max_model_len": loaded.max_model_len,
             "attention_backend": config.engine.attention_backend,
             "linear_backend": config.engine.linear_backend,
+            "quantization": config.model.quantization,
             "fuse": config.engine.fuse,
         }
     )
@@ -85,8 +86,8 @@ def checked_model(
     verdicts = verdicts_for(config, loaded, device, geometry) if keeps else None
     known = None if verdicts is None else verdicts.read()
     if known is None:
-        asked = config.engine.linear_backend
-        linear, why = choose_linear(asked, usual_shape(loaded.model), loaded.dtype, device)
+        asked, rounded = config.engine.linear_backend, config.model.quantization
+        linear, why = choose_linear(asked, usual_shape(loaded.model), loaded.dtype, device, rounded)
         packing = Packing() if linear == "native" else None
         # Kernels of their own: scratch memory of the trial must not count as the engine's.
         served = require_served(loaded.model, choose_attention(config.engine.attention_backend, device)[0], packing)
