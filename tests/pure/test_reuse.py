@@ -323,14 +323,28 @@ def test_constant_state_needs_a_snapshot_at_the_very_boundary() -> None:
     world.assert_all_right()
 
 
-def test_of_a_sequence_that_generates_the_latest_snapshot_alone_is_kept() -> None:
-    world = World(heads=(2,), laws=("constant",), slabs=50)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("every", "keeps"), [(2, 1), (2, 3), (1, 2), (8, 3), (20, 1)])
+def test_of_a_sequence_that_generates_as_many_snapshots_are_kept_as_the_policy_says(
+    every: int, keeps: int, depth: int
+) -> None:
+    policies = Policies(reuse=PrefixReuse(every, keeps))
+    world = World(heads=(2,), laws=("constant",), slabs=50, policies=policies, depth=depth)
     world.model = ToyModel(laws=world.model.laws)
     world.core.executor = ToyExecutor(world.model, world.cache.layout, 50, 4)
-    world.ask(text(5, 1), 60)
+    first = world.ask(text(5, 1), 60)
     world.finish()
+    whole = text(5, 1) + world.tokens(first)
+    taken = list(range(every * BLOCK, 5 + 60, every * BLOCK))
+    kept = [BLOCK, *taken[-keeps:]]
+    assert world.cache.pool.cached == [len({*kept})], "one of the prompt, the others of what was generated"
+    for length in range(2, len(whole), 3):
+        chain = Chain(world.cache.sharing.directory.space)  # type: ignore[union-attr]
+        tokens = np.array(whole[:length], dtype=np.int32)
+        chain.extend(tokens)
+        found = world.cache.sharing.match(chain, tokens, length - 1)  # type: ignore[union-attr]
+        assert found.tokens == max((at for at in kept if at < length), default=0)
     world.assert_all_right()
-    assert world.cache.pool.cached == [2], "one of the prompt, one of what was generated"
 
 
 @settings(max_examples=120, deadline=None)

@@ -4,7 +4,7 @@
     commit n  the block is keyed: the slot is READY and stands at its node
     settle n  the pin goes: the slot is cached, and may be evicted
 
-Owns what was taken and not yet learned of. Where to take one is the reuse policy's choice.
+Owns what was taken and not yet learned of. Where to take one, and how many to keep, is the reuse policy's choice.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ class _Taken:
 
 
 class Snapshots:
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, keeps: int = 1) -> None:
+        """`keeps`: of a row that generates the latest so many are kept."""
         self._cache = cache
+        self._keeps = keeps
         self._groups = tuple(g for g, layout in enumerate(cache.layout.groups) if not layout.block_tokens)
         self._taken: dict[int, list[_Taken]] = {}
-        self._latest: dict[int, Node] = {}
-        """By row: where its last snapshot past the prompt stands."""
+        self._latest: dict[int, list[Node]] = {}
+        """By row: where its latest snapshots past the prompt stand."""
 
     @property
     def needed(self) -> bool:
@@ -54,7 +56,7 @@ class Snapshots:
     def learn(self, plan: int, rows: Iterable[int], generating: Iterable[bool]) -> None:
         """The plan has completed: snapshots of `rows`, which are still there, stand at their last keyed block.
 
-        Of a row that generates only the latest one is kept. Before the plan is settled.
+        Of a row that generates only the latest ones are kept. Before the plan is settled.
         """
         due = self._taken.pop(plan, None)
         if due is None:
@@ -62,17 +64,17 @@ class Snapshots:
         alive = dict(zip(rows, generating, strict=True))
         for one in due:
             if one.row in alive:
-                self._place(one, latest_only=alive[one.row])
+                self._place(one, generating=alive[one.row])
 
     def forget(self, row: int) -> None:
-        """The row's sequence leaves; its last snapshot stays."""
+        """The row's sequence leaves; its latest snapshots stay."""
         self._latest.pop(row, None)
 
     def forget_all(self) -> None:
         """What was kept stands nowhere any more."""
         self._latest.clear()
 
-    def _place(self, one: _Taken, *, latest_only: bool) -> None:
+    def _place(self, one: _Taken, *, generating: bool) -> None:
         sharing = self._cache.sharing
         assert sharing is not None
         node = sharing.tail(one.row)
@@ -84,9 +86,12 @@ class Snapshots:
                 sharing.shelf.place(node, group, int(slot[0]))
                 if sharing.filled is not None:
                     sharing.filled(node, group)
-        before = self._latest.pop(one.row, None)
-        if before is not None and before is not node:
+        if not generating:
+            return
+        latest = self._latest.setdefault(one.row, [])
+        if node not in latest:
+            latest.append(node)
+        while len(latest) > self._keeps:
+            before = latest.pop(0)
             for group in self._groups:
                 sharing.shelf.give_up(group, before.slots[group])
-        if latest_only:
-            self._latest[one.row] = node

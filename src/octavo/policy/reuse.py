@@ -5,7 +5,8 @@ copy of it, a snapshot, must be taken where a later request may want to go on fr
 
 - `none`: nothing is kept; two equal prompts share no block.
 - `prefix`: snapshots at the last block boundary of the prompt (the chunk is cut there), and while a sequence
-  generates every `snapshot_blocks` blocks, the latest one only: the next turn of a conversation starts from there.
+  generates every `snapshot_blocks` blocks, of which the latest `keeps` are kept: by default the last one, from which
+  the next turn of a conversation starts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ class Reuse(Protocol):
     name: str
     shares: bool
     """Whether full blocks are findable at all."""
+    keeps: int
+    """Of a sequence that generates, how many of its latest snapshots are kept; those of prompts are all kept."""
 
     def cut(self, prompt_tokens: int, block_tokens: int) -> int:
         """The position, a multiple of `block_tokens`, where a chunk of the prompt ends; 0: nowhere in particular."""
@@ -32,6 +35,7 @@ class Reuse(Protocol):
 class NoReuse:
     name = "none"
     shares = False
+    keeps = 0
 
     def cut(self, prompt_tokens: int, block_tokens: int) -> int:
         return 0
@@ -44,10 +48,11 @@ class PrefixReuse:
     name = "prefix"
     shares = True
 
-    def __init__(self, snapshot_blocks: int = 4) -> None:
-        if snapshot_blocks < 1:
-            raise ConfigError("snapshot_blocks", snapshot_blocks, "must be at least 1")
-        self.snapshot_blocks = snapshot_blocks
+    def __init__(self, snapshot_blocks: int = 4, keeps: int = 1) -> None:
+        for name, value in (("snapshot_blocks", snapshot_blocks), ("keeps", keeps)):
+            if value < 1:
+                raise ConfigError(name, value, "must be at least 1")
+        self.snapshot_blocks, self.keeps = snapshot_blocks, keeps
 
     def cut(self, prompt_tokens: int, block_tokens: int) -> int:
         return (prompt_tokens - 1) // block_tokens * block_tokens

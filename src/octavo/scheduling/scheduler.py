@@ -65,7 +65,7 @@ class Scheduler:
         self.policies = policies or Policies()
         self.running = RunningSet(cache.rows)
         self.waiting = WaitingQueue()
-        self.snapshots = Snapshots(cache)
+        self.snapshots = Snapshots(cache, self.policies.reuse.keeps)
         self.kept = Kept(cache, tiering, self.snapshots)
         if cache.sharing is not None:
             cache.sharing.shelf.frugal = self.policies.admission.guarantees
