@@ -46,6 +46,18 @@ WIRED = {
     **dict.fromkeys(("cohere", "cohere2", "gpt_neox", "phi"), "parallel"),
 }
 """Families whose layers must all be recognised, whole model included, and how their parts stand to each other."""
+OPTIONS = {
+    "biases everywhere": ("pre", {"model_type": "llama", "attention_bias": True, "mlp_bias": True}),
+    "halves one after the other": (
+        "pre",
+        {"model_type": "gpt_neox", "num_key_value_heads": None, "use_parallel_residual": False},
+    ),
+    "halves side by side": ("parallel", {"model_type": "stablelm", "use_parallel_residual": True}),
+    "norms of heads beside": ("parallel", {"model_type": "cohere", "use_qk_norm": True}),
+    "norms of heads with biases": ("parallel", {"model_type": "phi", "num_key_value_heads": 4, "qk_layernorm": True}),
+    "a norm for each head": ("", {"model_type": "stablelm", "qk_layernorm": True}),
+}
+"""Options of families that change what a layer is; the last is left alone."""
 LEFT_ALONE = ("gptj", "gemma3n_text", "llama4_text", "bitnet")
 
 
@@ -67,6 +79,18 @@ def test_a_family_is_recognised_and_gives_the_tokens_of_generate(name):
     _, distinct = bench.compare(prompts, served, FAMILIES[name].tolerance)
     assert distinct > 10
     assert trial.pauses == 1
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_of_a_family_is_recognised_or_left_alone_and_gives_the_tokens(name, monkeypatch):
+    wired, fields = OPTIONS[name]
+    monkeypatch.setitem(ARCHITECTURES, name, fields)
+    bench = fused_bench(name)
+    fusion = bench.fusion
+    assert (fusion.stack is not None) == bool(wired), fusion.outside
+    assert {layer.wiring.name for layer in fusion.layers.values()} == ({wired} if wired else set())
+    prompts = tiny_prompts()
+    bench.compare(prompts, bench.serve(prompts, WANTED, pause=2)[0], FAMILIES["llama"].tolerance)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox", "mixtral"])
