@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from random import Random
 
 import pytest
+from tests.pure.tier_worlds import TierWorld, text
 
 from octavo.policy.eviction import EVICTIONS, Evictable, eviction_named
 
@@ -75,3 +77,53 @@ def test_blocks_that_go_right_after_others_are_those_that_would_have_been_offere
         orders.append(gone)
     assert orders[0] == orders[1]
     assert told > (100 if seed % 2 == 0 else 0)  # where depth costs, others go first as a rule
+
+
+class Remembers:
+    """What comes back after it has gone was missed: it goes last, by a list of keys that are gone."""
+
+    name = "remembers"
+
+    def __init__(self) -> None:
+        self.offered: dict[tuple[int, int], Evictable] = {}
+        self.ghosts: dict[tuple[int, bytes], bool] = {}
+        """By group and key: whether it has come back."""
+
+    def offer(self, block: Evictable) -> None:
+        self.offered[block.group, block.slot] = block
+        if (block.group, block.key) in self.ghosts:
+            self.ghosts[block.group, block.key] = True
+
+    def withdraw(self, group: int, slot: int) -> None:
+        self.offered.pop((group, slot), None)
+
+    def choose(self, group: int) -> Evictable | None:
+        return min((block for block in self.offered.values() if block.group == group), key=self._rank, default=None)
+
+    def _rank(self, block: Evictable) -> tuple[bool, int, int]:
+        return self.ghosts.get((block.group, block.key), False), block.last_used, -block.index
+
+    def gone(self, block: Evictable) -> None:
+        self.withdraw(block.group, block.slot)
+        self.ghosts.setdefault((block.group, block.key), False)
+
+    def go_next(self, group: int, blocks: Sequence[tuple[int, int, int]]) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("eviction", "found"), [("lru", {}), (Remembers(), {"device": 16})], ids=["lru", "ghosts"])
+def test_a_policy_with_a_ghost_list_knows_what_comes_back(eviction: str | Remembers, found: dict[str, int]) -> None:
+    """A prompt that was given up and missed outlives a crowd of those that are asked for once."""
+    world = TierWorld(slabs=12, placement="drop", eviction=eviction)
+    prompt = text(17, 1)
+    world.serve(prompt)
+    for number in range(3):
+        world.serve(text(17, 10 + number))
+    again = world.serve(prompt)
+    for number in range(5):
+        world.serve(text(17, 20 + number))
+    last = world.serve(prompt)
+    world.assert_right()
+    assert world.cached(again) == {}, "it had gone"
+    assert world.cached(last) == found
+    world.assert_all_can_be_had()

@@ -130,7 +130,7 @@ class Shelf:
         elif self.spares_unsaved and (group, slot) in self.unsaved:
             self.spared[group, slot] = None
         else:
-            self.eviction.offer(Evictable(group, slot, node.last_used, node.index))
+            self.eviction.offer(Evictable(group, slot, node.last_used, node.index, node.key))
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Shelf:
             if node.last_used == block.last_used:
                 break
             self.eviction.withdraw(group, block.slot)
-            self.eviction.offer(Evictable(group, block.slot, node.last_used, node.index))
+            self.eviction.offer(Evictable(group, block.slot, node.last_used, node.index, node.key))
             block = self.eviction.choose(group)
         return block
 
@@ -232,7 +232,7 @@ class Shelf:
             if of not in (None, group):
                 continue
             node = self.directory.node_of(group, slot, self.tier)
-            return Evictable(group, slot, node.last_used, node.index)
+            return Evictable(group, slot, node.last_used, node.index, node.key)
         return None
 
     def evict(self, block: Evictable) -> None:
@@ -332,7 +332,7 @@ class Shelf:
         columns = self.pool.slots[group]
         if slot != NO_SLOT and columns.refs[slot] == 0 and columns.state[slot] == _READY:
             node = self.directory.node_of(group, slot, self.tier)
-            self.evict(Evictable(group, slot, node.last_used, node.index))
+            self.evict(Evictable(group, slot, node.last_used, node.index, node.key))
 
     def clear(self) -> int:
         """Give up every cached block; returns how many."""

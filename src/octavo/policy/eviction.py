@@ -1,8 +1,8 @@
 """Eviction: which cached block goes when room is needed.
 
 Only leaves are offered: blocks that nobody references and that no kept block follows. A policy answers with one
-of them, group by group; the mechanism gives it up. It is told of each offer and each withdrawal, so that policies
-with a memory of their own (ghost lists) fit the same seam.
+of them, group by group; the mechanism gives it up. It is told of each offer, each withdrawal and what has gone, by
+key, so that policies with a memory of their own (ghost lists) fit the same seam.
 
 - `lru`: the one used longest ago, of equals the deepest.
 - `cheapest_to_rebuild`: the one that costs least to compute again, aged by what has gone before it: GreedyDual
@@ -29,6 +29,8 @@ class Evictable:
     """Larger is later."""
     index: int
     """Which block of its sequence."""
+    key: bytes = b""
+    """Of what it holds: the same whenever the same text is computed again, in whatever slot."""
 
 
 class Eviction(Protocol):
@@ -53,6 +55,7 @@ class Eviction(Protocol):
     def go_next(self, group: int, blocks: Sequence[tuple[int, int, int]]) -> int:
         """How many of these blocks (slot, last_used, index) would surely be chosen next, one after the other, if each
         were offered once the one before it has gone. So many count as offered, chosen and gone: it spares the offers.
+        0 where it wants to be told of each.
         """
         ...
 
