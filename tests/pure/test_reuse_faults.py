@@ -192,6 +192,25 @@ def test_a_preempted_sequence_that_hits_its_own_blocks_stays_within_its_table(
     assert is_empty(world.cache)
 
 
+def test_every_block_of_a_sequence_is_hashed_once_however_often_it_waits_or_gives_way() -> None:
+    hashed = 0
+
+    def counted(data: bytes) -> bytes:
+        nonlocal hashed
+        hashed += b"octavo block 1" in data
+        return sha256(data)
+
+    world = World(digest=counted, slabs=14, seqs=3, budget=24)
+    for number in range(24):
+        world.ask(text(9, 77) + text(2 + number % 5, number), 12 + number % 9)
+    world.finish()
+    world.assert_all_right()
+    assert any(isinstance(event, Preempted) for event in world.events)
+    lengths = [request.prompt_tokens + len(world.tokens(number)) for number, request in world.asked.items()]
+    assert sum(length // BLOCK for length in lengths) - len(lengths) <= hashed
+    assert hashed <= sum(length // BLOCK for length in lengths)
+
+
 # -- reuse: nothing left to compute ------------------------------------------------------------------
 
 
