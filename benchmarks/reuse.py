@@ -128,6 +128,7 @@ def capacity(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                      "promise_s": limit_s, "host_bytes": options.get("host_bytes", 0),
                      "disk_bytes": options.get("disk_bytes", 0)})  # fmt: skip
     for row in rows:
+        row["gained_conversations"] = row["conversations"] - rows[0]["conversations"]
         row["gained_tokens"] = row["live_tokens"] - rows[0]["live_tokens"]
     return rows
 
