@@ -119,6 +119,16 @@ class EngineCore:
                 raise InvariantViolation("quiet-steps", f"word of a copy came before {planned_s} s")
             self._copy_while_idle()
 
+    @property
+    def flying(self) -> StepPlan | None:
+        """The plan in flight, where there is one and no other."""
+        return self._in_flight[0][0] if len(self._in_flight) == 1 else None
+
+    def leapt_ahead(self, plan: StepPlan) -> None:
+        """Plans have been made and learned of at once (`leap_ahead`), and this one is in flight now."""
+        self._in_flight.clear()
+        self._in_flight.append((plan, 0.0, 0.0))
+
     def _copy_while_idle(self) -> None:
         """Where nobody computes it is the time to copy ahead of who comes next."""
         if self.scheduler.tiering is not None and not self.scheduler.has_work:

@@ -39,6 +39,8 @@ class Blocks:
     positions: Int64
     first: int
     steps: int
+    behind: int = 0
+    """Plans that are made before the one before them is learned of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def take_blocks(scheduler: Scheduler, rows: Int64, asked: Blocks) -> Taken:
     """Reserve and commit for these steps, or for as many as there are blocks for."""
     cache = scheduler.cache
     pool, sharing = cache.pool, cache.sharing
-    if _plain(pool) and not cache.gives_up:
+    if plain(pool) and not cache.gives_up:
         coming = _coming(cache, rows, asked)
         if sharing is None or len(coming.steps) <= pool.free.count:
             return _at_once(scheduler, rows, asked, coming)
@@ -130,7 +132,7 @@ def _at_once(scheduler: Scheduler, rows: Int64, asked: Blocks, coming: _Coming) 
             key_filled(scheduler, sharing, rows[places], asked.positions[places] + step + 1)
             free_slabs[step + 1 :] += pool.available_slabs - before
     _take(cache, rows, begun, coming, slice(had, count))
-    cache.commit(rows, asked.positions + enough)
+    cache.commit(rows, asked.positions + enough - asked.behind)
     return Taken(free_slabs, _NOTHING[:enough] if enough <= len(_NOTHING) else np.zeros(enough, dtype=np.int64))
 
 
@@ -203,7 +205,7 @@ def _slides(cache: KVCache, rows: Int64, positions: Int64, steps: int) -> list[i
     return found
 
 
-def _plain(pool: BlockPool) -> bool:
+def plain(pool: BlockPool) -> bool:
     """One group, a block a slab, any free one will do: many blocks at once are those that come one by one."""
     return pool.blocks_per_slab == (1,) and not pool.contiguous
 

@@ -14,6 +14,7 @@ Invariant: the clock never goes back, and never reads any other clock.
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -22,6 +23,7 @@ from octavo.errors import ConfigError, InvariantViolation, RequestError
 from octavo.scheduling.core import EngineCore
 from octavo.scheduling.events import Admitted, Event, Finished, Preempted, Resource, StepEnded, StepPlanned
 from octavo.scheduling.leap import DecodeRun, advance, quiet_steps
+from octavo.scheduling.leap_ahead import advance_ahead, quiet_steps_ahead
 from octavo.scheduling.request import Request
 from octavo.scheduling.scheduler import Scheduler
 from octavo.simulate.executors import NANOSECONDS, SimExecutor, nanoseconds, seconds
@@ -85,7 +87,7 @@ class Simulation:
         """Single ones, beside those of leaps."""
         self.first_refusal: RequestError | None = None
         """Why the first request that was refused was."""
-        self._leap = leap and core.depth == 0
+        self._leap = None if not leap else self._take_leap if core.depth == 0 else self._take_leap_ahead
         self._refused_for: Resource | None = None
         """What bound the last step, as `quiet_steps` wants it."""
 
@@ -105,7 +107,7 @@ class Simulation:
                     return
                 self.now_ns = max(self.now_ns, coming)
                 continue
-            if self._leap and self._take_leap():
+            if self._leap is not None and self._leap():
                 idle = 0
                 continue
             if self._take_step():
@@ -190,6 +192,39 @@ class Simulation:
         if run.ended:
             self._refused_for = None
         self._tell([*before, run] if before else (run,))
+        return True
+
+    def _take_leap_ahead(self) -> bool:
+        """The same with a plan in flight."""
+        scheduler, flying = self.core.scheduler, self.core.flying
+        if flying is None:
+            return False
+        steps = min(quiet_steps_ahead(scheduler, flying, self._refused_for), _MOST_STEPS)
+        if not steps:
+            return False
+        positions = scheduler.running.computed[flying.rows]
+        # The token of the plan in flight stands at these positions.
+        steps = min(steps, self.executor.steps_before_a_stop(flying.rows, positions) + 1)
+        if steps < 1:
+            return False
+        planned, done = self.executor.ahead_ns(positions, self.now_ns, steps)
+        coming = self.source.next_ns()
+        if coming is not None:
+            planned = planned[: bisect_left(planned, coming)]
+        if not planned:
+            return False
+        moments = [seconds(at) for at in planned], [seconds(at) for at in done]
+        before = scheduler.drain_events()
+        tokens = self.executor.tokens_between_stops(flying.rows)
+        run = advance_ahead(scheduler, flying, tokens, moments, self._refused_for)
+        if run is None:
+            self._tell(before)
+            return False
+        self.executor.leapt_ahead(run.last, done[len(run.planned)])
+        self.core.leapt_ahead(run.last)
+        self.now_ns = done[len(run.planned) - 1]
+        self.leaps += 1
+        self._tell([*before, *run.events()])
         return True
 
     def _tell(self, happenings: Sequence[Happening]) -> None:

@@ -133,6 +133,25 @@ class SimExecutor:
         moments[1:] += self._host_ns(shape)
         return moments.cumsum()
 
+    def ahead_ns(self, positions: Int64, now_ns: int, steps: int) -> tuple[list[int], list[int]]:
+        """When each of `steps` further decode steps would be planned, one being in flight, and when each is done that
+        is learned of in turn: the one in flight first, and the last planned one at the end, one more."""
+        shape = StepShape.decode(positions)
+        runs = run_seconds(self.cost, shape, steps) if self._runs is None else self._runs.run_seconds(shape, steps)
+        host_ns, planned, done = self._host_ns(shape), [now_ns], [self.clock_ns]
+        for took in np.rint(runs * NANOSECONDS).astype(np.int64).tolist():
+            done.append(max(done[-1], planned[-1] + host_ns) + took)
+            planned.append(done[-2])
+        return planned[:-1], done
+
+    def leapt_ahead(self, plan: StepPlan, done_ns: int) -> None:
+        """Steps were taken at once, and this plan is in flight now, done at this moment."""
+        self.clock_ns = done_ns
+        self._results.clear()
+        self._results.append(
+            StepResult(plan.number, self.tokens_at(plan.rows, plan.starts + plan.counts), self.clock_s)
+        )
+
     def _host_ns(self, shape: StepShape) -> int:
         return 0 if self._host is None else nanoseconds(self._host.host_seconds(shape))
 
