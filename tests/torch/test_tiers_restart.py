@@ -97,7 +97,9 @@ def sampled(checkpoint: Path) -> str:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_only_the_same_model_as_it_was_finds_what_an_earlier_process_left(checkpoint, shared, tmp_path) -> None:
+def test_only_the_same_model_as_it_was_finds_what_an_earlier_process_left(
+    checkpoint, shared, tmp_path, monkeypatch
+) -> None:
     """A prompt cached by the process before came back fast, certain, and wrong (faults, 10)."""
     disk = tmp_path / "disk"
     assert served(checkpoint, disk, disk_shared=shared) == (COLD, {})
@@ -117,6 +119,13 @@ def test_only_the_same_model_as_it_was_finds_what_an_earlier_process_left(checkp
         assert cached == COLD, name
         assert left, name
         assert all(why.startswith(reason) for why in left), (name, left)
+    beside = tmp_path / "other version"
+    shutil.copytree(disk, beside)
+    with monkeypatch.context() as later:
+        later.setattr("octavo.engine.build.__version__", "9.9.9")
+        cached, left = served(checkpoint, beside, disk_shared=shared)
+    assert cached == COLD
+    assert set(left) == {"wrong_fingerprint"}
     assert served(checkpoint, disk, disk_shared=shared) == (KEPT, {}), "the paired test"
 
 

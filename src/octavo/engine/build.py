@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from octavo import __version__
 from octavo.config import Config
 from octavo.deciding import decide
 from octavo.deployment import Deployment
@@ -219,10 +220,14 @@ def _kernels(config: Config, geometry: ModelGeometry, name: str, why: str) -> tu
 def _key_space(config: Config, deployment: Deployment, loaded: LoadedModel) -> KeySpace:
     """What blocks of this engine have in common: weights, how they compute, and how state is laid out.
 
-    Blocks on a disk may be found by a process that loaded other weights: there they are named to the last bit.
+    Blocks on a disk may be found by a process that loaded other weights, or computes in another way: there weights are
+    named to the last bit, and so is the version.
     """
-    weights = weights_digest(loaded.weight_files) if config.cache.disk_path is not None else ""
+    weights = version = ""
+    if config.cache.disk_path is not None:
+        weights, version = weights_digest(loaded.weight_files), __version__
     parts = (
+        version,
         loaded.fingerprint,
         weights,
         str(loaded.dtype),
