@@ -167,6 +167,16 @@ def test_duplicates_of_a_prefix_that_is_being_computed_wait_for_it() -> None:
     assert [world.cached(i) for i in range(3)] == [0, 32, 32]
 
 
+@pytest.mark.parametrize(("wait_tokens", "cached"), [(1, 32), (32, 32), (33, 0)])
+def test_who_shares_enough_waits_and_who_shares_less_computes_it_too(wait_tokens: int, cached: int) -> None:
+    world = World(seqs=4, budget=200, policies=Policies.named(reuse="prefix", wait_tokens=wait_tokens))
+    for number in range(3):
+        world.ask([*text(32), 7 + number, *text(5, number)], 3)
+    world.finish()
+    world.assert_all_right()
+    assert [world.cached(i) for i in range(3)] == [0, cached, cached]
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("laws", [("full",), ("constant",), ("window_6",)])
 def test_a_hash_that_collides_serves_no_wrong_state(depth: int, laws: tuple[str, ...]) -> None:

@@ -150,11 +150,11 @@ def _computes_before_everything_has_arrived(patch: pytest.MonkeyPatch) -> None:
 def _forgets_what_is_coming(patch: pytest.MonkeyPatch) -> None:
     awaited = Sharing.awaited
 
-    def blind(self: Sharing, match: Any, chain: Any) -> bool:
+    def blind(self: Sharing, match: Any, chain: Any, tokens: int) -> bool:
         before = [node.coming for node in match.path]
         for node in match.path:
             node.coming = 0
-        answer = awaited(self, match, chain)
+        answer = awaited(self, match, chain, tokens)
         for node, coming in zip(match.path, before, strict=True):
             node.coming = coming
         return answer

@@ -29,8 +29,8 @@ _PLANNED = {
 """Options of the engine that the planner takes too, by their names there."""
 _TIERS = ("host_bytes", "placement", "disk_path", "disk_bytes", "transfer_bytes_per_second", "disk_bytes_per_second",
           "transfer_timeout")  # fmt: skip
-_TAKEN = {"model", "tokenizer", "allocation", "batching", "admission", "preemption", "reuse", "eviction",
-          "pipeline_depth", *_PLANNED, *_TIERS}  # fmt: skip
+_TAKEN = {"model", "tokenizer", "allocation", "batching", "admission", "preemption", "reuse", "prefix_wait_tokens",
+          "eviction", "pipeline_depth", *_PLANNED, *_TIERS}  # fmt: skip
 
 
 def start_simulated(given: Mapping[str, Any], fake: Mapping[str, Any]) -> Engine:
@@ -44,6 +44,7 @@ def start_simulated(given: Mapping[str, Any], fake: Mapping[str, Any]) -> Engine
     if config.model.model is None and not fake["cost"].startswith("fitted:"):
         raise ConfigError("model", None, "--executor sim needs a config.json, or a directory that has one")
     from octavo.cli.calibrate_read import costed_replica
+    from octavo.cost.waiting import tokens_worth_waiting_for
     from octavo.engine.simulated import simulated_engine
     from octavo.planner.asked import Asked
     from octavo.policy.bundle import Policies
@@ -68,6 +69,7 @@ def start_simulated(given: Mapping[str, Any], fake: Mapping[str, Any]) -> Engine
             admission=config.scheduler.admission,
             preemption=config.scheduler.preemption,
             reuse=config.cache.reuse,
+            wait_tokens=config.cache.prefix_wait_tokens or tokens_worth_waiting_for(replica.cost),
         ),
         tokenizer_dir=_directory(where),
         lengths=None if fake["answer"] is None else lengths_named("sim_answer", fake["answer"]),

@@ -86,6 +86,13 @@ Allocation = Annotated[str, typer.Option(help="paged, contiguous-max, -pow2, -or
 Batching = Annotated[str, typer.Option(help="iteration or request", rich_help_panel=POLICY)]
 Admission = Annotated[str, typer.Option(help="max_utilization or guaranteed_no_evict", rich_help_panel=POLICY)]
 Reuse = Annotated[str, typer.Option(help="none or prefix", rich_help_panel=POLICY)]
+WaitTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="with --reuse prefix, the fewest tokens being computed that others wait for; by cost if not given",
+        rich_help_panel=POLICY, metavar="<int>",
+    ),
+]  # fmt: skip
 Preemption = Annotated[str, typer.Option(help="recompute; offload or auto, with --host-bytes", rich_help_panel=POLICY)]
 Placement = Annotated[str, typer.Option(help="drop, write_back, write_through, break_even", rich_help_panel=POLICY)]
 Eviction = Annotated[str, typer.Option(help="lru or cheapest_to_rebuild", rich_help_panel=POLICY)]
@@ -156,6 +163,7 @@ def simulate(  # noqa: PLR0913 - one for each flag
     admission: Admission = "max_utilization",
     preemption: Preemption = "recompute",
     reuse: Reuse = "none",
+    prefix_wait_tokens: WaitTokens = None,
     placement: Placement = "write_back",
     eviction: Eviction = "lru",
     pipeline_depth: Depth = 0,
@@ -201,6 +209,7 @@ _OPTIONS = {"on_s": "on", "off_s": "off", "from_s": "from", "for_s": "for", "thi
 def _run(given: dict[str, Any], asked_for: set[str]) -> None:
     from octavo.cli.calibrate_read import costed_replica
     from octavo.cli.simulate_workload import workload
+    from octavo.cost.waiting import tokens_worth_waiting_for
     from octavo.observe.chrome_trace import ChromeTrace
     from octavo.planner.asked import Asked as Planned
     from octavo.policy.bundle import Policies
@@ -213,10 +222,13 @@ def _run(given: dict[str, Any], asked_for: set[str]) -> None:
     source, notes = workload(given, asked_for)
     if given["eviction"] != _USUAL["eviction"] and given["reuse"] == "none":
         raise ConfigError("eviction", given["eviction"], "is of blocks that are kept; give --reuse prefix")
+    wait = given["prefix_wait_tokens"] or tokens_worth_waiting_for(replica.cost)
+    if given["prefix_wait_tokens"] is not None and given["reuse"] == "none":
+        raise ConfigError("prefix_wait_tokens", wait, "nothing is shared; give --reuse prefix")
     trace = None if given["chrome_trace"] is None else ChromeTrace()
     asked = Asked(
         source=source,
-        policies=lambda: Policies.named(**names),
+        policies=lambda: Policies.named(**names, wait_tokens=wait),
         objectives=Objectives(given["slo_ttft"], given["slo_tpot"], given["slo_e2e"]),
         eviction=given["eviction"],
         lower=_lower(given),

@@ -77,11 +77,16 @@ class Sharing:
         at.announced = chain.keys[len(match.path) :][::-1]
         self._announce(at)
 
-    def awaited(self, match: Match, chain: Chain) -> bool:
-        """Whether the block that comes after the match is being computed, or one of the match being copied."""
-        if any(node.coming for node in match.path):
-            return True
-        return len(match.path) < len(chain.keys) and chain.keys[len(match.path)] in self.computing
+    def awaited(self, match: Match, chain: Chain, tokens: int = 1) -> bool:
+        """Whether the `tokens` positions after the match are being computed, or a block of the match being copied."""
+        return any(node.coming for node in match.path) or self.computes(chain, len(match.path), tokens)
+
+    def computes(self, chain: Chain, first: int, tokens: int) -> bool:
+        """Whether running rows have yet to complete block `first` and those after it, up to so many positions."""
+        blocks = -(-tokens // self.directory.space.block_tokens)
+        if len(chain.keys) < first + blocks:
+            return False
+        return all(chain.keys[place] in self.computing for place in range(first, first + blocks))
 
     def end(self, row: int) -> list[tuple[int, int]]:
         """The row's sequence leaves; (group, slot) of what it referenced besides its tables."""

@@ -29,12 +29,13 @@ class Policies:
         admission: str = "max_utilization",
         reuse: str = "none",
         preemption: str = "recompute",
+        wait_tokens: int = 1,
     ) -> Policies:
-        """Raises `ConfigError` naming the seam and the known names."""
+        """Raises `ConfigError` naming the seam and the known names. `wait_tokens` is `Reuse.wait_tokens`."""
         return cls(
             allocation=allocation_named(allocation),
             batching=batching_named(batching),
             admission=admission_named(admission),
-            reuse=reuse_named(reuse),
+            reuse=reuse_named(reuse, wait_tokens),
             preemption=preemption_named(preemption),
         )

@@ -52,7 +52,7 @@ def enter(scheduler: Scheduler, draft: Draft) -> None:
         looked += first_blocked is not None
         seated = None
         if sequence.refusal is not None and still_refused(scheduler, sequence.refusal):
-            if awaits(scheduler, sequence.refusal):
+            if awaits(scheduler, sequence, sequence.refusal):
                 continue
         else:
             sequence.refusal = None

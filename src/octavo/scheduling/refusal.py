@@ -32,6 +32,8 @@ class Refusal:
     """The last whole block of what it could have started from."""
     next_key: bytes | None = None
     """Of the block after that one, where it has one."""
+    whole: int = 0
+    """Blocks of that start."""
     next: Node | None = None
     next_kept: bool = False
     history: tuple[int, ...] | None = None
@@ -57,7 +59,7 @@ def remembered(scheduler: Scheduler, sequence: Sequence, match: Match) -> Refusa
     key = chain.keys[whole] if whole < len(chain.keys) else None
     after = None if key is None else sharing.directory.find(key)
     last = match.path[-1] if whole else None
-    return Refusal(cache.given_back, last, key, after, _kept(after), history)
+    return Refusal(cache.given_back, last, key, whole, after, _kept(after), history)
 
 
 def still_refused(scheduler: Scheduler, refusal: Refusal) -> bool:
@@ -74,10 +76,12 @@ def still_refused(scheduler: Scheduler, refusal: Refusal) -> bool:
     return refusal.next_key is None or _as_it_was(cache.sharing, refusal)
 
 
-def awaits(scheduler: Scheduler, refusal: Refusal) -> bool:
-    """Whether a running sequence is computing the very block that comes after what it can start from."""
-    sharing = scheduler.cache.sharing
-    return sharing is not None and refusal.next_key in sharing.computing
+def awaits(scheduler: Scheduler, sequence: Sequence, refusal: Refusal) -> bool:
+    """Whether a running sequence is computing what comes after what it can start from, and enough to wait for."""
+    sharing, chain = scheduler.cache.sharing, sequence.chain
+    if sharing is None or chain is None:
+        return False
+    return sharing.computes(chain, refusal.whole, scheduler.policies.reuse.wait_tokens)
 
 
 def _as_it_was(sharing: Sharing, refusal: Refusal) -> bool:

@@ -70,7 +70,8 @@ def _match(scheduler: Scheduler, draft: Draft, sequence: Sequence) -> Match | No
     chain.extend(tokens)
     match = (sharing if tiering is None else tiering).match(chain, tokens, len(tokens) - 1)
     # A whole batch enters together or not at all: nobody in it can wait for another.
-    if not scheduler.policies.batching.whole_batches and sharing.awaited(match, chain):
+    policies = scheduler.policies
+    if not policies.batching.whole_batches and sharing.awaited(match, chain, policies.reuse.wait_tokens):
         return None
     return match
 
