@@ -18,7 +18,8 @@ from tests.pure.random_tier_worlds import _ask_something, drawn
 from tests.pure.test_metrics_reuse import alike, words
 from tests.pure.tier_worlds import TierWorld, text
 
-from octavo.memory.prefix import Match, Node
+from octavo.memory.nodes import Node
+from octavo.memory.prefix import Match
 from octavo.memory.transfers import Ended
 from octavo.observe.metrics import Metrics
 from octavo.observe.names import FAILURES

@@ -11,7 +11,8 @@ from tests.pure.metrics_by_hand import MODEL, ByHand, Series, arguments, scraped
 from tests.pure.test_metrics import assert_counters, assert_gauges, assert_latencies, assert_steps
 from tests.pure.test_reuse import World, text
 
-from octavo.memory.prefix import Match, Node
+from octavo.memory.nodes import Node
+from octavo.memory.prefix import Match
 from octavo.observe.metrics import Metrics
 from octavo.policy.eviction import Evictable
 from octavo.scheduling.plan import StepPlan

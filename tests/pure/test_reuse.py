@@ -17,6 +17,7 @@ from octavo.errors import ConfigError
 from octavo.memory.cache import KVCache
 from octavo.memory.check import check, is_empty
 from octavo.memory.keys import Chain, KeySpace, in_process, sha256
+from octavo.memory.prefix import PrefixDirectory
 from octavo.policy.bundle import Policies
 from octavo.policy.eviction import EVICTIONS, eviction_named
 from octavo.policy.reuse import NoReuse, PrefixReuse
@@ -397,13 +398,17 @@ def test_random_worlds_answer_as_without_reuse(data: st.DataObject) -> None:
     assert is_empty(world.cache)
 
 
+@pytest.mark.parametrize("every", [1, 23, 10_000])
 @pytest.mark.parametrize(("digest", "eviction"), [(in_process, "lru"), (weak, "lru"), (sha256, "cheapest_to_rebuild")])
-def test_runs_of_blocks_are_made_and_given_up_as_blocks_are_one_by_one(digest: Any, eviction: str) -> None:
-    """In a pool that is too small: the same slots, nodes and evictions at every step, by run and by block."""
+def test_runs_of_blocks_are_made_and_given_up_as_blocks_are_one_by_one(digest: Any, eviction: str, every: int) -> None:
+    """In a pool that is too small: the same slots, nodes and evictions, by run and by block.
+
+    Whoever looks at nodes unfolds the runs, so most are looked at seldom or at the end alone.
+    """
     told, evicted = [], 0
     for plain in (True, False):
         world, random, seen = World(slabs=30, digest=digest, eviction=eviction), Random(7), []
-        sharing = world.cache.sharing
+        sharing, world.core.audit = world.cache.sharing, None  # it looks at all nodes
         assert sharing is not None
         assert sharing.directory.plain
         sharing.directory.plain = plain
@@ -412,11 +417,20 @@ def test_runs_of_blocks_are_made_and_given_up_as_blocks_are_one_by_one(digest: A
             world.ask(shared + text(random.randrange(1, 30), 100 + number), random.randrange(1, 12))
             for _ in range(random.randrange(8)):
                 world.events += world.core.step(world.time)
-                nodes = [(n.number, n.index, n.slots[0], n.last_used, n.held) for n in sharing.directory.nodes()]
-                seen.append((nodes, world.cache.pool.free.members().tolist()))
+                nodes = all_nodes(sharing.directory) if len(seen) % every == every - 1 else []
+                kept = np.flatnonzero(sharing.directory.keyed[0]).tolist()
+                seen.append((nodes, len(sharing.directory), kept, world.cache.pool.free.members().tolist()))
         world.finish()
         evicted = sharing.shelf.evicted_blocks
-        seen.append((sharing.directory.changes, evicted))
+        seen.append((all_nodes(sharing.directory), sharing.directory.changes, evicted))
         told.append(seen)
     assert told[0] == told[1]
     assert evicted > 50
+
+
+def all_nodes(directory: PrefixDirectory) -> list[object]:
+    """What is known of each."""
+    return [
+        [n.number, n.parent and n.parent.number, n.said, n.index, n.slots, n.children_in, n.kept, n.held, n.last_used]
+        for n in directory.nodes()
+    ]

@@ -19,7 +19,8 @@ from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import Chain
 from octavo.memory.loading import Wanted
-from octavo.memory.prefix import NO_SLOT, Match
+from octavo.memory.nodes import NO_SLOT
+from octavo.memory.prefix import Match
 from octavo.memory.values import Adoption, BlockCopies, Int64, NewBlocks, Shortfall
 
 

@@ -297,7 +297,7 @@ class KVCache:
             self.let_go(self.sharing.end(row), touched)
         for group, table in enumerate(self.tables):
             slots = table.clear(row)
-            self.unreference(group, slots, touched, used=used)
+            self.unreference(group, slots, touched, used=used, once=True)
             released += len(slots)
         self._reset(row)
         return released
@@ -395,16 +395,16 @@ class KVCache:
         if self.suspensions.pop(value.ticket, None) is not value:
             raise InvariantViolation("suspensions", f"ticket {value.ticket} was resumed or dropped before")
 
-    def unreference(self, group: int, slots: Int64, touched: int, *, used: bool = True) -> None:
+    def unreference(self, group: int, slots: Int64, touched: int, *, used: bool = True, once: bool = False) -> None:
         """These slots lose a reference each, of somebody whom plan `touched` was the last to include.
 
-        `used`: by somebody who read them, so that they are among the last to be evicted.
+        `used`: by somebody who read them, so that they are among the last to go. `once`: none is named twice, surely.
         """
         if not len(slots):
             return
         self._returns += 1
         refs = self.pool.slots[group].refs
-        if self.sharing is None or len(set(slots.tolist())) == len(slots):
+        if once or self.sharing is None or len(set(slots.tolist())) == len(slots):
             left = refs[slots] - 1
             refs[slots] = left
             gone = slots[left == 0]

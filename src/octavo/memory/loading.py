@@ -19,7 +19,7 @@ import numpy as np
 from octavo.errors import InvariantViolation
 from octavo.memory.cache import KVCache
 from octavo.memory.errands import Errands
-from octavo.memory.prefix import NO_SLOT, Node
+from octavo.memory.nodes import NO_SLOT, Node
 from octavo.memory.slots import SlotState
 from octavo.memory.tiers import DISK_TIER, HOST_TIER, DiskTier, HostTier
 from octavo.memory.transfers import Ended

@@ -21,7 +21,7 @@ import numpy as np
 from octavo.memory.cache import KVCache
 from octavo.memory.errands import Errands
 from octavo.memory.loading import Loading, Wanted
-from octavo.memory.prefix import NO_SLOT, Node
+from octavo.memory.nodes import NO_SLOT, Node
 from octavo.memory.tiers import HOST_TIER, HostTier
 from octavo.memory.transfers import Ended
 from octavo.memory.values import DEVICE, HOST, Int64, NewBlocks, Reservation, Shortfall, Suspended

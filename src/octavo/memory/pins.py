@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.errors import RequestError
-from octavo.memory.prefix import Node, PrefixDirectory
+from octavo.memory.nodes import Node
+from octavo.memory.prefix import PrefixDirectory
 from octavo.memory.shelf import Shelf
 
 MOST_PINS = 1024

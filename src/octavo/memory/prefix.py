@@ -15,56 +15,20 @@ reached only by comparing tokens, whatever the hash says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.memory.keys import IDENTIFYING, KeySpace, packed, sha256, token_bytes
+from octavo.memory.keys import IDENTIFYING, TOKEN_BYTES, KeySpace, packed, sha256, token_bytes
 from octavo.memory.layout import GroupLayout
+from octavo.memory.nodes import NO_SLOT, Node, Run, link, relink, unlink
 from octavo.memory.values import Int32
 
-NO_SLOT = -1
 _SIBLINGS = 16
 """Siblings that are compared for a block shared in part: the latest so many of the same first token."""
-_TOKEN_BYTES = 4
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    number: int
-    """Order of creation; also its identity in events."""
-    parent: Node | None
-    key: bytes
-    said: bytes
-    """Token ids of its block as bytes; of a root, what was hashed into its key."""
-    index: int
-    """Which block of its sequence; -1 for a root."""
-    identity: bytes
-    """SHA-256 of all its text, whatever hash the keys are made with: what finds it on a disk that keeps no tokens."""
-    slots: list[int]
-    """On the device, by group; NO_SLOT where its state is not kept."""
-    places: tuple[list[int], ...]
-    """By tier, then group; the first is `slots`."""
-    children_in: tuple[list[int], ...]
-    """By tier, then group: how many of its children are kept there."""
-    only: Node | None = None
-    """Its child, while it has never had two at once."""
-    children: dict[bytes, dict[bytes, Node]] | None = None
-    """Since it had two: by first token, then by key, whom to compare for a block shared in part."""
-    kept: int = 0
-    """Slots that it names, of any tier and group."""
-    coming: int = 0
-    """Copies to the device that are under way, of any group."""
-    settled: int = 0
-    """Bit by tier and group: since somebody last used it, it was copied down from there, or found not to be."""
-    pins: int = 0
-    """How many pins keep it."""
-    held: int = 0
-    """Live sequences whose last keyed block this is."""
-    last_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +69,8 @@ class PrefixDirectory:
         self.groups = tuple(groups)
         self.grows = tuple(g.block_tokens > 0 and not g.slides for g in groups)
         """By group: whether a block is of use only together with all before it."""
-        self._nodes: dict[bytes, Node] = {}
-        self._at: tuple[tuple[dict[int, Node], ...], ...] = tuple(tuple({} for _ in groups) for _ in slots)
+        self._nodes: dict[bytes, Node | Run] = {}
+        self._at: tuple[tuple[dict[int, Node | Run], ...], ...] = tuple(tuple({} for _ in groups) for _ in slots)
         self._numbers = 0
         self.keys_identify = space.digest in IDENTIFYING
         """Whether the key of a block is its identity too."""
@@ -125,21 +89,45 @@ class PrefixDirectory:
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, roots included, in order of creation."""
-        return iter(self._nodes.values())
+        for key, found in self._nodes.items():
+            yield self._node(found, key)
 
     def node_of(self, group: int, slot: int, tier: int = 0) -> Node:
-        return self._at[tier][group][slot]
+        found = self._at[tier][group][slot]
+        return self.unfold(found, found.slots.index(slot) + 1)[-1] if isinstance(found, Run) else found
 
-    def nodes_at(self, group: int, tier: int = 0) -> Mapping[int, Node]:
-        """By slot."""
-        return self._at[tier][group]
+    def standing_at(self, group: int, slots: Sequence[int], tier: int = 0) -> list[Node | Run]:
+        """What stands at these slots, in order: a run only where all of its slots are among them, one after another."""
+        at, place = self._at[tier][group], 0
+        found: list[Node | Run] = []
+        while place < len(slots):
+            one = at[slots[place]]
+            if isinstance(one, Run):
+                many = len(one.slots)
+                if slots[place : place + many] == one.slots:
+                    place += many
+                    found.append(one)
+                    continue
+                one = self.node_of(group, slots[place], tier)
+            place += 1
+            found.append(one)
+        return found
+
+    def run_at(self, slot: int) -> Run | None:
+        """The run that this slot is the last of, in one group and one tier."""
+        found = self._at[0][0][slot]
+        return found if isinstance(found, Run) and found.slots[-1] == slot else None
 
     def lives(self, node: Node) -> bool:
         """Whether it can still be found; one that was forgotten is replaced by another of the same text."""
         return self._nodes.get(node.key) is node
 
     def find(self, key: bytes) -> Node | None:
-        return self._nodes.get(key)
+        found = self._nodes.get(key)
+        return found if found is None else self._node(found, key)
+
+    def _node(self, found: Node | Run, key: bytes) -> Node:
+        return self.unfold(found, found.keys.index(key) + 1)[-1] if isinstance(found, Run) else found
 
     # -- finding ------------------------------------------------------------------------------
 
@@ -148,9 +136,10 @@ class PrefixDirectory:
     ) -> Match:
         """The longest start of `tokens`, at most `limit` positions, that can be had in all groups.
 
-        `keys` are those of its full blocks; what is kept below the first `tiers` tiers does not count. Reads only.
+        `keys` are those of its full blocks; what is kept below the first `tiers` tiers does not count. Reads only,
+        but that runs are unfolded as far as they are matched.
         """
-        top = self._nodes.get(root[0])
+        top = self.find(root[0])
         if top is None or top.said != root[1]:
             return Match(asked=limit)
         path = self._walk(top, keys, tokens)
@@ -193,16 +182,35 @@ class PrefixDirectory:
         return has
 
     def _walk(self, node: Node, keys: Sequence[bytes], tokens: Int32) -> list[Node]:
-        size, path = self.space.block_tokens, []
-        for index, key in enumerate(keys):
-            found = self._nodes.get(key)
+        size, path = self.space.block_tokens, list[Node]()
+        while len(path) < len(keys):
+            index = len(path)
+            found = self._nodes.get(keys[index])
             if found is None or found.parent is not node:
                 break
-            if found.said != token_bytes(tokens[index * size : (index + 1) * size]):
-                break
-            path.append(found)
-            node = found
+            if isinstance(found, Run):
+                alike = self._alike(found, keys[index : index + len(found.keys)], tokens[index * size :])
+                if not alike:
+                    break
+                path += self.unfold(found, alike)
+            else:
+                if found.said != token_bytes(tokens[index * size : (index + 1) * size]):
+                    break
+                path.append(found)
+            node = path[-1]
         return path
+
+    def _alike(self, run: Run, keys: Sequence[bytes], tokens: Int32) -> int:
+        """Blocks of the run that have these keys and tokens, one after the other."""
+        size, many = self.space.block_tokens, len(keys)
+        width, said = TOKEN_BYTES * size, token_bytes(tokens[: many * size])
+        if run.keys[:many] == keys and run.said.startswith(said):
+            return many
+        for place, key in enumerate(keys):
+            part = slice(place * width, (place + 1) * width)
+            if run.keys[place] != key or run.said[part] != said[part]:
+                return place
+        return many
 
     def _partly_shared(
         self, path: Sequence[Node], top: Node, tokens: Int32, whole: int, limit: int
@@ -213,21 +221,21 @@ class PrefixDirectory:
         if not rest:
             return None, 0
         if len(path) > whole:
-            return path[whole], len(rest) // _TOKEN_BYTES
+            return path[whole], len(rest) // TOKEN_BYTES
         parent = path[whole - 1] if whole else top
-        siblings: Iterable[Node] = ()
+        siblings: Iterable[Node | Run] = ()
         if parent.children is not None:
-            alike = parent.children.get(rest[:_TOKEN_BYTES])
+            alike = parent.children.get(rest[:TOKEN_BYTES])
             # Thousands of prompts may begin with one token.
             siblings = () if alike is None else islice(reversed(alike.values()), _SIBLINGS)
         elif parent.only is not None:
             siblings = (parent.only,)
         best, most = None, 0
         for node in siblings:
-            shared = _shared_tokens(node.said, rest)
+            shared = _shared_tokens(node.said, rest)  # `rest` is a block at most
             if shared > most:
                 best, most = node, shared
-        return best, most
+        return self.unfold(best, 1)[0] if isinstance(best, Run) else best, most
 
     def _valid(
         self, has: Sequence[npt.NDArray[np.bool_]], whole: int, partial: Sequence[bool] | None, tokens: int
@@ -258,7 +266,7 @@ class PrefixDirectory:
         return self._obtain(key, said, parent)
 
     def _obtain(self, key: bytes, said: bytes, parent: Node | None) -> Node | None:
-        node = self._nodes.get(key)
+        node = self.find(key)
         if node is not None:
             return node if node.parent is parent and node.said == said else None
         self._numbers += 1
@@ -272,7 +280,7 @@ class PrefixDirectory:
         node = Node(self._numbers, parent, key, said, index, identity, none, places, children_in)
         self._nodes[key] = node
         if parent is not None:
-            _link(parent, node)
+            link(parent, node)
         return node
 
     def _identity(self, parent: Node | None, key: bytes, said: bytes) -> bytes:
@@ -280,37 +288,85 @@ class PrefixDirectory:
             return key
         return sha256(said if parent is None else packed(parent.identity, said))
 
-    def grow(self, tail: Node, keys: Sequence[bytes], said: bytes, slots: Sequence[int]) -> list[Node]:
-        """The nodes of blocks that follow each other after `tail`, none of them known so far, each with its slot on
-        the device: `child_that_says` and `place` of each in turn, in one group and one tier. Up to a key that is known.
+    def grow(
+        self, tail: Node | Run, keys: Sequence[bytes], said: bytes, slots: Sequence[int]
+    ) -> tuple[Node | Run, int]:
+        """Blocks that follow each other after `tail`, up to one whose key is known, which the first one's is not:
+        `child_that_says` and `place` of each in turn, in one group and one tier. The new tail, and how many they are.
         """
         nodes, at = self._nodes, self._at[0][0]
+        many = len(keys)
+        if many > 1 and not (nodes.keys().isdisjoint(keys) and len(set(keys)) == many):
+            many = next(i for i in range(1, many + 1) if i == many or keys[i] in nodes or keys[i] in keys[:i])
+            keys, slots = keys[:many], slots[:many]
+        if len(said) > many * TOKEN_BYTES * self.space.block_tokens:
+            said = said[: many * TOKEN_BYTES * self.space.block_tokens]
+        numbers = range(self._numbers + 1, self._numbers + 1 + many)
+        if isinstance(tail, Run):
+            run = tail
+            run.numbers.extend(numbers)
+            run.keys.extend(keys)
+            run.said += said
+            run.slots.extend(slots)
+        else:
+            run = Run(tail, tail.index + 1, list(numbers), list(keys), said, list(slots))
+            tail.held -= 1
+            tail.children_in[0][0] += 1
+            link(tail, run)
+        nodes.update(dict.fromkeys(keys, run))
+        at.update(dict.fromkeys(slots, run))
+        self._numbers += many
+        self.changes += many
+        self.keyed[0][slots[0] if many == 1 else slots] = True
+        return run, many
+
+    def unfold(self, run: Run, count: int) -> list[Node]:
+        """Nodes in place of the run's first `count` blocks; what is left of it comes after them."""
+        nodes, at = self._nodes, self._at[0][0]
+        width, parent = TOKEN_BYTES * self.space.block_tokens, run.parent
         made: list[Node] = []
-        width, number, index, parent = _TOKEN_BYTES * self.space.block_tokens, self._numbers, tail.index, tail
-        plain, begin = self.keys_identify, 0
-        for key, slot in zip(keys, slots, strict=True):
-            if key in nodes:
-                break
-            number += 1
-            index += 1
-            text = said[begin : begin + width]
-            begin += width
-            identity = key if plain else self._identity(parent, key, text)
-            own = [slot]
-            node = Node(number, parent, key, text, index, identity, own, (own,), ([0],), None, None, 1)
+        for place in range(count):
+            key, slot, text = run.keys[place], run.slots[place], run.said[place * width : (place + 1) * width]
+            own, identity = [slot], self._identity(parent, key, text)
+            node = Node(run.numbers[place], parent, key, text, run.index + place, identity, own, (own,), ([1],))
+            node.kept, node.last_used = 1, run.last_used
             if made:
                 parent.only = node
-                parent.children_in[0][0] = 1
-            else:
-                _link(parent, node)
-                parent.children_in[0][0] += 1
             nodes[key] = at[slot] = parent = node
             made.append(node)
-        if made:
-            self._numbers = number
-            self.changes += len(made)
-            self.keyed[0][slots[0] if len(made) == 1 else slots[: len(made)]] = True
+        relink(run.parent, made[0])
+        if count == len(run.keys):
+            parent.children_in[0][0] = 0
+            parent.held = run.held
+            run.last = parent
+            return made
+        parent.only, run.parent = run, parent
+        run.index += count
+        run.said = run.said[count * width :]
+        for column in (run.numbers, run.keys, run.slots):
+            del column[:count]
         return made
+
+    def cut(self, run: Run, count: int) -> list[int]:
+        """`displace` of the run's last `count` blocks, the last one first. Returns their slots."""
+        slots, keys = run.slots[-count:][::-1], run.keys[-count:]
+        if count == len(run.slots):
+            unlink(run.parent, run)
+            run.parent.children_in[0][0] -= 1
+        for column in (run.numbers, run.keys, run.slots):
+            del column[-count:]
+        left = len(run.keys) * TOKEN_BYTES * self.space.block_tokens
+        if len(run.said) > left + left // 4:  # not for every block: it is copied
+            run.said = run.said[:left]
+        at, nodes = self._at[0][0], self._nodes
+        for slot, key in zip(slots, keys, strict=True):
+            del at[slot]
+            del nodes[key]
+        self.keyed[0][slots] = False
+        self.changes += count
+        if not run.slots and not run.parent.kept:
+            self.forget_if_bare(run.parent)
+        return slots
 
     def shrink(self, run: Sequence[Node]) -> list[int]:
         """`displace` of each of these nodes in turn, each the only child of the next that is kept: in one group and
@@ -331,7 +387,7 @@ class PrefixDirectory:
                     if parent.children is None:
                         parent.only = None
                     else:
-                        _unlink(parent, node)
+                        unlink(parent, node)
         self.keyed[0][slots] = False
         self.changes += len(run)
         last = run[-1].parent
@@ -351,7 +407,8 @@ class PrefixDirectory:
 
     def displace(self, group: int, slot: int, tier: int = 0) -> Node:
         """The slot is given up; nodes that nothing needs any more are forgotten. Returns the node it stood at."""
-        node = self._at[tier][group].pop(slot)
+        node = self.node_of(group, slot, tier)
+        del self._at[tier][group][slot]
         self.keyed_in[tier][group][slot] = False
         node.places[tier][group] = NO_SLOT
         node.kept -= 1
@@ -369,37 +426,8 @@ class PrefixDirectory:
             del self._nodes[at.key]
             parent = at.parent
             if parent is not None:
-                _unlink(parent, at)
+                unlink(parent, at)
             at = parent
-
-
-def _link(parent: Node, node: Node) -> None:
-    """One more child, the latest."""
-    if parent.children is None:
-        only = parent.only
-        if only is None:
-            parent.only = node
-            return
-        parent.only, parent.children = None, {only.said[:_TOKEN_BYTES]: {only.key: only}}
-    first = node.said[:_TOKEN_BYTES]
-    alike = parent.children.get(first)
-    if alike is None:
-        parent.children[first] = {node.key: node}
-    else:
-        alike[node.key] = node
-
-
-def _unlink(parent: Node, node: Node) -> None:
-    """A child is forgotten."""
-    if parent.children is None:
-        parent.only = None
-        return
-    first = node.said[:_TOKEN_BYTES]
-    siblings = parent.children[first]
-    if len(siblings) == 1:
-        del parent.children[first]
-    else:
-        del siblings[node.key]
 
 
 def _is_kept(node: Node, tiers: int) -> bool:
@@ -411,7 +439,7 @@ def _is_kept(node: Node, tiers: int) -> bool:
 
 def _shared_tokens(one: bytes, other: bytes) -> int:
     """Token ids in which both begin alike."""
-    most = min(len(one), len(other)) // _TOKEN_BYTES
+    most = min(len(one), len(other)) // TOKEN_BYTES
     a, b = np.frombuffer(one, "<i4", most), np.frombuffer(other, "<i4", most)
     differing = np.flatnonzero(a != b)
     return int(differing[0]) if len(differing) else most

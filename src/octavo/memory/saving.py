@@ -23,7 +23,8 @@ import numpy as np
 
 from octavo.memory.cache import KVCache
 from octavo.memory.errands import Errands
-from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
+from octavo.memory.nodes import NO_SLOT, Node
+from octavo.memory.prefix import PrefixDirectory
 from octavo.memory.sharing import Sharing
 from octavo.memory.tiers import DISK_TIER, HOST_TIER, DiskTier, HostTier
 from octavo.memory.transfers import Ended

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.memory.keys import TOKEN_BYTES, Chain, KeySpace, token_bytes
+from octavo.memory.nodes import NO_SLOT, Node, Run
 from octavo.memory.pool import BlockPool
-from octavo.memory.prefix import NO_SLOT, Match, Node, PrefixDirectory
+from octavo.memory.prefix import Match, PrefixDirectory
 from octavo.memory.shelf import Shelf
 from octavo.memory.tables import BlockTables
 from octavo.memory.values import Int32
@@ -30,8 +31,8 @@ from octavo.policy.eviction import Eviction
 class _Standing:
     """Where a sequence stands in the directory."""
 
-    tail: Node | None = None
-    """Its last keyed block; None: it keys nothing."""
+    tail: Node | Run | None = None
+    """Its last keyed block, or the run that ends with it; None: it keys nothing."""
     doubles: list[tuple[int, int]] = field(default_factory=list)
     """(group, slot) of blocks that it has a copy of its own of."""
     completed: int = 0
@@ -96,8 +97,7 @@ class Sharing:
         """The row's sequence is suspended: it computes nothing, so that nobody waits for what it would."""
         at = self._at[row]
         at.completed = int(self.completed[row])
-        for key in at.announced:
-            self._computed(key)
+        self._computed(at.announced)
         self._parked[ticket], self._at[row] = at, _Standing()
 
     def unpark(self, row: int, ticket: int) -> None:
@@ -119,7 +119,7 @@ class Sharing:
     def lineage(self, ticket: int) -> list[Node]:
         """The keyed blocks of a suspended sequence, from the start on."""
         found: list[Node] = []
-        node = self._parked[ticket].tail
+        node = self._node(self._parked[ticket])
         while node is not None and node.index >= 0:
             found.append(node)
             node = node.parent
@@ -133,34 +133,45 @@ class Sharing:
 
     def tail(self, row: int) -> Node | None:
         """The row's last keyed block."""
-        return self._at[row].tail
+        return self._node(self._at[row])
 
     def _end(self, at: _Standing) -> list[tuple[int, int]]:
         self._hold(at, None)
-        for key in at.announced:
-            self._computed(key)
+        self._computed(at.announced)
         at.announced = []
         doubles, at.doubles = at.doubles, []
         return doubles
 
     def _announce(self, at: _Standing) -> None:
+        once = dict.fromkeys(at.announced, 1)
+        if len(once) == len(at.announced) and self.computing.keys().isdisjoint(once):  # as most often
+            self.computing.update(once)
+            return
         for key in at.announced:
             self.computing[key] = self.computing.get(key, 0) + 1
 
-    def _computed(self, key: bytes) -> None:
-        left = self.computing[key] - 1
-        if left:
-            self.computing[key] = left
-        else:
-            del self.computing[key]
+    def _computed(self, keys: Sequence[bytes]) -> None:
+        computing = self.computing
+        for key in keys:
+            left = computing.pop(key) - 1
+            if left:
+                computing[key] = left
 
     def _hold(self, at: _Standing, node: Node | None) -> None:
-        before, at.tail = at.tail, node
+        before, at.tail = _tail(at), node
         if node is not None:
             node.held += 1
         if before is not None:
             before.held -= 1
-            self.directory.forget_if_bare(before)
+            if isinstance(before, Node):
+                self.directory.forget_if_bare(before)
+
+    def _node(self, at: _Standing) -> Node | None:
+        """Its last keyed block."""
+        tail = _tail(at)
+        if isinstance(tail, Run):
+            tail = at.tail = self.directory.unfold(tail, len(tail.keys))[-1]
+        return tail
 
     def key(self, row: int, tables: Sequence[BlockTables], keys: Sequence[bytes], tokens: Int32) -> None:
         """The row's next blocks are full: `keys` and `tokens` are theirs. Their slots become findable."""
@@ -168,11 +179,12 @@ class Sharing:
         at = self._at[row]
         self.completed[row] += len(keys)
         if at.announced:
-            for _ in range(min(len(keys), len(at.announced))):
-                self._computed(at.announced.pop())
-        if at.tail is None:
+            self._computed(at.announced[-len(keys) :])
+            del at.announced[-len(keys) :]
+        tail = _tail(at)
+        if tail is None:
             return
-        begin, done = at.tail.index + 1, 0
+        begin, done = tail.index + (len(tail.keys) if isinstance(tail, Run) else 1), 0
         end, plain = begin + len(keys), self.directory.plain
         if plain:
             held = [(0, 0, tables[0].slots[row, begin:end].tolist())]
@@ -183,24 +195,20 @@ class Sharing:
                 if self.pool.layout.groups[group].block_tokens
             ]
         while done < len(keys):
-            tail = at.tail
             if plain and keys[done] not in self.directory:
-                made = self.shelf.grow(tail, keys[done:], said[done * width :], held[0][2][done:])
-                tail.held -= 1  # with a child it is not bare
-                at.tail = made[-1]
-                at.tail.held += 1
-                done += len(made)
-                if self.filled is not None:
-                    for node in made:
-                        self.filled(node, 0)
+                tail, many = self.shelf.grow(tail, keys[done:], said[done * width :], held[0][2][done:])
+                at.tail = tail
+                done += many
                 continue
+            if isinstance(tail, Run):
+                tail = self.directory.unfold(tail, len(tail.keys))[-1]
             child = self.directory.child_that_says(tail, keys[done], said[done * width : (done + 1) * width])
             if child is None:  # another text has this key: nothing after it can be found either
                 self._hold(at, None)
                 return
             tail.held -= 1
             child.held += 1
-            at.tail = child
+            at.tail = tail = child
             for group, first, slots in held:
                 if first <= child.index:
                     self._place(at, child, group, slots[done])
@@ -238,3 +246,10 @@ class Sharing:
         for at in (*self._at, *self._parked.values()):
             self._hold(at, None)
         return freed
+
+
+def _tail(at: _Standing) -> Node | Run | None:
+    """Where it stands; a run that has been unfolded to its end is one no more."""
+    if isinstance(at.tail, Run) and at.tail.last is not None:
+        at.tail = at.tail.last
+    return at.tail

@@ -15,13 +15,14 @@ only when there are no others; pinned ones go when there are none of these eithe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 
 from octavo.errors import PolicyError
+from octavo.memory.nodes import NO_SLOT, Node, Run
 from octavo.memory.pool import BlockPool
-from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
+from octavo.memory.prefix import PrefixDirectory
 from octavo.memory.slots import SlotState
 from octavo.memory.values import Int64
 from octavo.policy.eviction import Evictable, Eviction
@@ -60,17 +61,21 @@ class Shelf:
         """READY slots at nodes have lost their last reference: they are cached. `used`: by somebody who read them."""
         self.pool.count_cached(group, slots, +1)
         self.directory.uses += used
-        uses, at, tier, grows = self.directory.uses, self.directory.nodes_at(group, self.tier), self.tier, self._grows
-        nodes = [(at[slot], slot) for slot in slots.tolist()]
+        uses, tier, grows = self.directory.uses, self.tier, self._grows[group]
+        nodes = self.directory.standing_at(group, slots.tolist(), tier)
         if self.saves is not None and len(nodes) > 1:  # the deepest goes first, and is saved first
-            nodes.sort(key=lambda one: -one[0].index)
-        for node, slot in nodes:
+            nodes.sort(key=lambda one: -one.index)
+        for node in nodes:
             if used:
                 node.last_used = uses
+            if isinstance(node, Run):
+                self._offer_run(node)
+                continue
+            if used:
                 node.settled = 0
             if self.saves is not None:
-                self._mark_unsaved(node, group, slot)
-            if not (grows[group] and node.children_in[tier][group]):
+                self._mark_unsaved(node, group, node.places[tier][group])
+            if not (grows and node.children_in[tier][group]):
                 self._offer(node, group)
 
     def use(self, group: int, slots: Int64) -> None:
@@ -101,12 +106,13 @@ class Shelf:
             if before != NO_SLOT:
                 self._withdraw(group, before)
 
-    def grow(self, tail: Node, keys: Sequence[bytes], said: bytes, slots: Sequence[int]) -> list[Node]:
+    def grow(
+        self, tail: Node | Run, keys: Sequence[bytes], said: bytes, slots: Sequence[int]
+    ) -> tuple[Node | Run, int]:
         """`place` of each block of a run that nobody knows, in one group and one tier (`PrefixDirectory.grow`)."""
-        made = self.directory.grow(tail, keys, said, slots)
-        if tail.slots[0] != NO_SLOT:
-            self._withdraw(0, tail.slots[0])
-        return made
+        if tail.slots[-1] != NO_SLOT:
+            self._withdraw(0, tail.slots[-1])
+        return self.directory.grow(tail, keys, said, slots)
 
     def _withdraw(self, group: int, slot: int) -> None:
         self.withheld.pop((group, slot), None)
@@ -131,6 +137,10 @@ class Shelf:
             self.spared[group, slot] = None
         else:
             self.eviction.offer(Evictable(group, slot, node.last_used, node.index, node.key))
+
+    def _offer_run(self, run: Run) -> None:
+        """Its last block may go."""
+        self.eviction.offer(Evictable(0, run.slots[-1], run.last_used, run.index + len(run.slots) - 1, run.keys[-1]))
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -272,7 +282,10 @@ class Shelf:
             if refs[slot] or not keyed[slot]:
                 raise PolicyError(f"eviction {eviction.name!r} chose slot {slot}, which is not evictable")
             eviction.gone(block)
-            if directory.plain:
+            parent: Node | None
+            if directory.plain and (run := directory.run_at(slot)) is not None and not run.held:
+                parent = self._evict_end(run, missing - len(gone), gone)
+            elif directory.plain:
                 parent = self._evict_run(directory.node_of(0, slot), missing - len(gone), gone)
             else:
                 parent = directory.displace(0, slot, tier).parent
@@ -284,6 +297,20 @@ class Shelf:
             self.pool.count_cached(0, slots, -1)
             self.pool.give(0, slots)
             self.evicted_blocks += len(gone)
+
+    def _evict_end(self, run: Run, missing: int, gone: list[int]) -> Node | None:
+        """`_evict_run` from the end of a run on; None where some of it is left, which is offered."""
+        many = min(missing, len(run.slots))
+        if many > 1:
+            depths = range(run.index + len(run.slots) - 2, -1, -1)
+            idle = list(zip(run.slots[-many:-1][::-1], repeat(run.last_used), depths))
+            many = 1 + self.eviction.go_next(0, idle)
+        before = run.parent
+        gone.extend(self.directory.cut(run, many))
+        if not run.slots:
+            return before
+        self._offer_run(run)
+        return None
 
     def _evict_run(self, leaf: Node, missing: int, gone: list[int]) -> Node | None:
         """Give up a block that was chosen and, of those before it, as many as would be chosen right after it.

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.memory.cache import KVCache
-from octavo.memory.prefix import NO_SLOT, Node
+from octavo.memory.nodes import NO_SLOT, Node
 from octavo.memory.slots import SlotState
 from octavo.memory.values import BlockCopies, Int64, Shortfall
 

@@ -22,8 +22,9 @@ from octavo.memory.errands import Errands
 from octavo.memory.keys import Chain, KeySpace
 from octavo.memory.layout import BOUNDLESS, Layout
 from octavo.memory.loading import Arrivals, Loading, Wanted
+from octavo.memory.nodes import NO_SLOT
 from octavo.memory.parking import Parking
-from octavo.memory.prefix import NO_SLOT, Match
+from octavo.memory.prefix import Match
 from octavo.memory.saving import Saving
 from octavo.memory.tiers import HOST_TIER, DiskTier, HostTier
 from octavo.memory.transfers import Appeared, Notice, Order

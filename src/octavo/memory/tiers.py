@@ -18,8 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.memory.layout import Layout
+from octavo.memory.nodes import NO_SLOT, Node
 from octavo.memory.pool import BlockPool
-from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
+from octavo.memory.prefix import PrefixDirectory
 from octavo.memory.shelf import Shelf
 from octavo.memory.slots import SlotState
 from octavo.memory.values import Int64, Shortfall

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from octavo.memory.cache import KVCache
 from octavo.memory.layout import GroupLayout
+from octavo.memory.pool import BlockPool
 from octavo.memory.values import Int64
 
 
@@ -36,40 +37,48 @@ class Waste:
 
 def useful_bytes(cache: KVCache) -> int:
     """Bytes of the computed positions of all live rows that a later position may read."""
-    total = 0
-    for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
-        live = table.counts > 0
-        if not layout.block_tokens:
-            total += int(np.count_nonzero(live)) * layout.block_bytes
-        elif cache.sharing is not None:
-            total += int(_by_slot(cache, group).readable.sum()) * layout.block_bytes // layout.block_tokens
-        else:
-            total += int(_readable(cache, layout)[live].sum()) * layout.block_bytes // layout.block_tokens
-    return total
+    return looked_at(cache)[0]
 
 
 def waste(cache: KVCache) -> Waste:
-    reserved = internal = padding = 0
+    return looked_at(cache)[1]
+
+
+def looked_at(cache: KVCache) -> tuple[int, Waste]:
+    """`useful_bytes` and `waste`, of one look."""
+    useful = reserved = internal = padding = 0
     pool = cache.pool
-    kept = pool.only_cached()
     for group, (layout, table) in enumerate(zip(cache.layout.groups, cache.tables, strict=True)):
-        owned = (pool.owner == group) & ~kept
-        unused = layout.blocks_per_slab * int(owned.sum()) - int(pool.used[owned].sum())
+        slabs, used = _owned(pool, group)
+        unused = layout.blocks_per_slab * slabs - used
         slab_padding = pool.layout.slab_bytes - layout.blocks_per_slab * layout.block_bytes
-        padding += unused * layout.block_bytes + slab_padding * int(owned.sum())
+        padding += unused * layout.block_bytes + slab_padding * slabs
         if not layout.block_tokens:
+            useful += int(np.count_nonzero(table.counts)) * layout.block_bytes
             continue
         if cache.sharing is not None:
             slots = _by_slot(cache, group)
+            readable = int(slots.readable.sum())
             reserved += int(np.count_nonzero(slots.held & ~slots.begun)) * layout.block_bytes
-            useless = int(np.count_nonzero(slots.begun)) * layout.block_tokens - int(slots.readable.sum())
+            useless = int(np.count_nonzero(slots.begun)) * layout.block_tokens - readable
         else:
+            readable = int(_readable(cache, layout).sum())
             blocks_used = np.minimum(table.counts, np.maximum(table.firsts, -(-cache.committed // layout.block_tokens)))
             reserved += int((table.counts - blocks_used).sum()) * layout.block_bytes
-            useless = int(((blocks_used - table.firsts) * layout.block_tokens - _readable(cache, layout)).sum())
+            useless = int((blocks_used - table.firsts).sum()) * layout.block_tokens - readable
+        useful += readable * layout.block_bytes // layout.block_tokens
         internal += useless * layout.block_bytes // layout.block_tokens
     external = pool.free.count - pool.free.largest_run() if pool.contiguous else 0
-    return Waste(reserved, internal, padding, external * pool.layout.slab_bytes)
+    return useful, Waste(reserved, internal, padding, external * pool.layout.slab_bytes)
+
+
+def _owned(pool: BlockPool, group: int) -> tuple[int, int]:
+    """Slabs of this group that hold more than cached blocks, and how many blocks of them are in use."""
+    if pool.blocks_per_slab == (1,) and not pool.contiguous:
+        slabs = pool.slabs - pool.available_slabs
+        return slabs, slabs
+    owned = (pool.owner == group) & ~pool.only_cached()
+    return int(owned.sum()), int(pool.used[owned].sum())
 
 
 def _readable(cache: KVCache, layout: GroupLayout) -> Int64:

@@ -14,8 +14,9 @@ import numpy as np
 
 from octavo.memory.cache import KVCache
 from octavo.memory.keys import TOKEN_BYTES
+from octavo.memory.nodes import NO_SLOT, Node
 from octavo.memory.pool import BlockPool
-from octavo.memory.prefix import NO_SLOT, Node, PrefixDirectory
+from octavo.memory.prefix import PrefixDirectory
 
 WEIGHED = 64
 """Nodes that stand for all."""

@@ -159,18 +159,23 @@ def _in_order(scheduler: Scheduler, rows: Int64, asked: Blocks, crossings: Due) 
     if cache.sharing is not None:
         size = cache.sharing.directory.space.block_tokens
         filled = dict(by_step(until_full(asked.positions, size), size, steps))
+    # Which blocks are READY matters to who gives up or saves some, and else at the end alone.
+    watched = cache.gives_up or scheduler.tiering is not None
     for step in sorted(slides.union(crossings, filled)):
         at = asked.positions + step
-        cache.commit(rows, at)
+        if watched:
+            cache.commit(rows, at)
         cache.settle(asked.first + step - 1)
         if step in slides:
             cache.slide(rows)
         places = crossings.get(step)
         if places is not None and isinstance(cache.reserve_many(rows[places], at[places] + 1), Shortfall):
+            cache.commit(rows, at)
             return Taken(free_slabs[:step], evicted[:step])
         free_slabs[step:] = cache.pool.available_slabs
         if step in filled and cache.sharing is not None:
-            cache.commit(rows, at + 1)
+            if watched:
+                cache.commit(rows, at + 1)
             key_filled(scheduler, cache.sharing, rows[filled[step]], at[filled[step]] + 1)
             free_slabs[step + 1 :] = cache.pool.available_slabs
         evicted[step] = scheduler.kept.evictions_untold()

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.memory.prefix import NO_SLOT, Match, Node
+from octavo.memory.nodes import NO_SLOT, Node
+from octavo.memory.prefix import Match
 from octavo.policy.admission import STEADY
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.cost.step import Float64
 from octavo.errors import ConfigError
-from octavo.memory.waste import useful_bytes, waste
+from octavo.memory.waste import looked_at
 from octavo.scheduling.events import (
     Admitted,
     Arrived,
@@ -154,10 +154,10 @@ class Measured:
         self.slabs, self.slab_bytes = pool.slabs, pool.layout.slab_bytes
         if now < self._next_look_s:
             return
-        lost = waste(scheduler.cache)
+        useful, lost = looked_at(scheduler.cache)
         used = (pool.slabs - pool.available_slabs) * pool.layout.slab_bytes
         self.looks.append(
-            Look(now, used, useful_bytes(scheduler.cache), lost.reserved_bytes, lost.internal_bytes,
+            Look(now, used, useful, lost.reserved_bytes, lost.internal_bytes,
                  lost.padding_bytes, lost.external_bytes, len(scheduler.running), len(scheduler.waiting),
                  (pool.available_slabs - pool.free.count) * pool.layout.slab_bytes, dict(self.bound_s))
         )  # fmt: skip
