@@ -95,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"all of it took {took:.0f} s")
     told = {"benchmark": "prediction", "model": calibration.model_name, "dtype": options.dtype, "machine": facts,
             "clock": "own" if options.own_time else "wall", "processes": options.processes, "seconds": took,
+            "over": options.over,
             "scale": options.scale, "repeat": options.repeat, "reuse": "none", "host_bytes": 0,
             "preemption": "recompute", "errors": dict(calibration.errors),
             "terms": {t.name: s for t, s in zip(calibration.step.terms, calibration.step.seconds, strict=True)},
@@ -113,6 +114,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--record", type=Path, help="keep all steps here, for prediction_steps.py")
     add("--calibrate", type=float, default=120.0, help="seconds of calibrating (default 120)")
     add("--processes", type=int, default=8, help="that calibrate in turn (default 8); 1: all runs in this one process")
+    add("--over", type=float, default=0.0, help="seconds over which they begin, idle in between (default 0: one after "
+        "the other); this time comes on top of --within")  # fmt: skip
     add("--workloads", default=",".join(NAMES), help="by commas (default all four; none for none)")
     add("--loads", default="0.5,0.8,0.95", help="Poisson arrivals at these shares of capacity (none for none)")
     add("--tiered", type=float, default=0.3, help="also W2 with this share of its blocks and a host tier (0: not)")
@@ -197,7 +200,8 @@ def calibrated(options: argparse.Namespace, here: Here | None, samples: list[Any
 
         rounds = Rounds(
             config=engine_options(vars_of(options), blocks_of(options)), seconds=options.calibrate,
-            processes=options.processes, clock="own" if options.own_time else "wall", threads=options.threads,
+            processes=options.processes, over_s=options.over, clock="own" if options.own_time else "wall",
+            threads=options.threads,
         )  # fmt: skip
         return calibrate_rounds(rounds, machine_fields(), tell, samples.extend)
     from octavo.runtime.calibrate import Measuring
@@ -251,7 +255,7 @@ def poisson_seconds(options: argparse.Namespace, others_s: float, begun: float) 
         return options.seconds
     tiered_s = others_s / 2 if options.tiered else 0.0
     starts = len(options.loads) + len(options.workloads) + bool(options.tiered)
-    spent = time.monotonic() - begun + options.repeat * (others_s + tiered_s) + starts * _START_S
+    spent = time.monotonic() - begun - options.over + options.repeat * (others_s + tiered_s) + starts * _START_S
     # The last arrivals take their time as well: about a quarter of what the whole run takes.
     each = 0.75 * (options.within - spent) / (len(options.loads) * options.repeat)
     return min(options.seconds, max(_LEAST_S, each))

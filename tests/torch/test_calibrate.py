@@ -140,6 +140,29 @@ def test_later_processes_run_the_linear_kernels_that_the_first_one_chose(
     assert rounds.config == {"model": "any"}
 
 
+def test_processes_begin_evenly_over_the_time_that_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, began, said = [100.0], list[float](), list[str]()
+
+    def measured(asked: dict[str, Any], _: object) -> dict[str, Any]:
+        began.append(now[0])
+        now[0] += 45.0 if len(began) == 2 else 7.0  # the second one is longer than its share
+        described = {"engine": {}, "laws": []}
+        return {"spent": [], "loading_s": 0.0, "samples": [], "transfers": {}, "description": described}
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(calibrate_rounds, "_measured", measured)
+    monkeypatch.setattr(calibrate_rounds, "calibration_from", lambda *_: None)
+    monkeypatch.setattr(calibrate_rounds.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(calibrate_rounds.time, "sleep", sleep)
+    rounds = calibrate_rounds.Rounds(config={}, seconds=4.0, processes=4, over_s=90.0)
+    calibrate_rounds.calibrate_rounds(rounds, {}, lambda share, text: said.append(text))
+    assert began == [100.0, 130.0, 175.0, 190.0]
+    assert "process 2 of 4: begins in 23 s" in said
+    assert "process 2 of 4: begins in 1 s" in said
+
+
 def test_idle_threads_of_a_measuring_process_are_told_to_sleep_soon_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -284,6 +307,10 @@ def test_what_a_measuring_process_refuses_is_said_by_the_command(
     assert "processes=0" in capsys.readouterr().err
     assert run(["calibrate", "-o", out, "--budget", "nan"]) == 2
     assert "budget=nan" in capsys.readouterr().err
+    assert run(["calibrate", "-o", out, "--over", "-1"]) == 2
+    assert "over=-1" in capsys.readouterr().err
+    assert run(["calibrate", "-o", out, "--over", "60", "--processes", "1"]) == 2
+    assert "give more --processes" in capsys.readouterr().err
     assert not Path(out).exists()
 
 

@@ -39,6 +39,13 @@ Processes = Annotated[
         help="processes that measure in turn: intervals hold what differs between them", rich_help_panel=PANEL
     ),
 ]
+Over = Annotated[
+    float,
+    typer.Option(
+        help="seconds over which processes begin, idle in between: intervals hold what changes in such a time",
+        rich_help_panel=PANEL,
+    ),
+]
 Batch = Annotated[int | None, _text("sequences in a step at most; 64 or the engine's own limit", metavar="<int>")]
 Context = Annotated[int | None, _text("longest context; 4096 or the engine's own limit", metavar="<int>")]
 Temperature = Annotated[float, typer.Option(help="of sampling: 0 is greedy", rich_help_panel=PANEL)]
@@ -58,6 +65,7 @@ def calibrate(  # noqa: PLR0913 - one for each flag
     output: Out = "calibration.json",
     budget: Budget = 120.0,
     processes: Processes = 8,
+    over: Over = 0.0,
     max_batch: Batch = None,
     max_context: Context = None,
     temperature: Temperature = 0.0,
@@ -87,6 +95,7 @@ def calibrate(  # noqa: PLR0913 - one for each flag
         config=config.as_kwargs(),
         seconds=budget,
         processes=processes,
+        over_s=over,
         max_batch=64 if max_batch is None else max_batch,
         max_context=4096 if max_context is None else max_context,
         temperature=temperature,

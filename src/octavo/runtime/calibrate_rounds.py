@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,9 @@ class Rounds:
     seconds: float
     """Of measuring, of all processes together; each loads the model besides."""
     processes: int = 8
+    over_s: float = 0.0
+    """Processes begin evenly over so many seconds, with nothing to do in between: what a machine is off by from one
+    minute to the next is then in what processes differ by. 0: each when the one before it has ended."""
     max_batch: int | None = None
     max_context: int | None = None
     temperature: float = 0.0
@@ -49,6 +53,14 @@ class Rounds:
             raise ConfigError("budget", self.seconds, "must be above 0 seconds")
         if not 1 <= self.processes <= 64:
             raise ConfigError("processes", self.processes, "must be from 1 to 64")
+        if not 0 <= self.over_s < float("inf"):
+            raise ConfigError("over", self.over_s, "must be 0 seconds or more")
+        if self.over_s and self.processes == 1:
+            raise ConfigError("over", self.over_s, "means nothing for one process; give more --processes")
+
+    def begins_s(self, number: int) -> float:
+        """Seconds after the first one that process `number` begins at the earliest; the last one at the end."""
+        return self.over_s * number / max(1, self.processes - 1)
 
     def asked(self, number: int, spent: list[float] | None, linear: str | None = None) -> dict[str, Any]:
         """Of process `number`, when scenes have had so many seconds each and an earlier one runs `linear` kernels."""
@@ -71,15 +83,19 @@ def calibrate_rounds(
     told: dict[str, Any] = {}
     loading = 0.0
     linear: str | None = None
+    begun = time.monotonic()
     for number in range(rounds.processes):
-        told = _measured(rounds.asked(number, spent, linear), _part(tell, number, rounds.processes))
+        part = _part(tell, number, rounds.processes)
+        _idle_until(begun + rounds.begins_s(number), part)
+        told = _measured(rounds.asked(number, spent, linear), part)
         linear = linear or linear_backend_of(told["description"]["engine"])
         spent, loading = told["spent"], loading + told["loading_s"]
         samples += [_sample(one, number) for one in told["samples"]]
     keep(samples)
     tell(1.0, "fit")
     laws = {route: TransferLaw.of(law, route) for route, law in told["transfers"].items()}
-    about = {"seconds": rounds.seconds, "seed": rounds.seed, "processes": rounds.processes, "loading_s": loading}
+    about = {"seconds": rounds.seconds, "over_s": rounds.over_s, "seed": rounds.seed,
+             "processes": rounds.processes, "loading_s": loading}  # fmt: skip
     return calibration_from(samples, told["description"], machine, laws, about)
 
 
@@ -131,6 +147,12 @@ def linear_backend_of(engine: Mapping[str, Any]) -> str | None:
 def _part(tell: Tell, number: int, processes: int) -> Tell:
     prefix = f"process {number + 1} of {processes}: " if processes > 1 else ""
     return lambda share, text: tell((number + share) / processes, prefix + text)
+
+
+def _idle_until(moment: float, tell: Tell) -> None:
+    while (left := moment - time.monotonic()) > 0:
+        tell(0.0, f"begins in {left:.0f} s")
+        time.sleep(min(left, 1.0))
 
 
 def _measured(asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
