@@ -51,8 +51,9 @@ RUNS = (
     ("write_back", "disk", "lru"),
     ("write_through", "disk", "lru"),
     ("break_even", "disk", "lru"),
+    ("write_back", "disk", "cheapest_to_rebuild"),
 )
-"""Placement, the lowest tier, eviction on the device."""
+"""Placement, the lowest tier, eviction in every tier."""
 
 
 class Hits:
@@ -142,7 +143,10 @@ def main() -> None:
             continue
         lower = None
         if tier is not None:
-            lower = Lower(host_bytes=host, disk_bytes=disk if tier == "disk" else 0, placement=placement)
+            lower = Lower(
+                host_bytes=host, disk_bytes=disk if tier == "disk" else 0, placement=placement,
+                host_eviction=eviction, disk_eviction=eviction,
+            )  # fmt: skip
         began = time.process_time()
         hits = run(replica, requests, placement, eviction, lower)
         seconds = time.process_time() - began

@@ -135,6 +135,12 @@ class CacheConfig:
     )
     disk_path: str | None = _option("text", None, "directory for blocks that outlive the process, below the host")
     disk_bytes: int | None = _option("bytes", None, "bytes that disk_path may take at most", low=1)
+    disk_eviction: str = _option(
+        "choice",
+        "lru",
+        "which block on the disk goes when room is needed; files that processes share go by their last use",
+        choices=("lru", "cheapest_to_rebuild"),
+    )
     disk_shared: bool = _option(
         "flag", False, "keep a file for each block in disk_path, so that several processes can share them"
     )
@@ -177,8 +183,9 @@ class CacheConfig:
             for name, value in (
                 ("disk_shared", self.disk_shared),
                 ("disk_bytes_per_second", self.disk_bytes_per_second),
+                ("disk_eviction", self.disk_eviction),
             ):
-                if value:
+                if value not in (None, False, "lru"):
                     raise ConfigError(name, value, "needs disk_path and disk_bytes")
             return
         if not self.host_bytes:
@@ -188,6 +195,8 @@ class CacheConfig:
         if self.reuse == "none" or self.placement == "drop":
             remedy = f"keeps nothing with reuse={self.reuse} and placement={self.placement}; use reuse=prefix"
             raise ConfigError("disk_path", self.disk_path, remedy)
+        if self.disk_shared and self.disk_eviction != "lru":
+            raise ConfigError("disk_eviction", self.disk_eviction, "files that processes share go by lru; leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,9 @@ def drawn(rng: Random, fixed: dict[str, Any]) -> dict[str, Any]:
     for seam in ("placement", "preemption", "eviction", "host_eviction"):
         if given[seam] == "chaos":
             given[seam] = Chaos(rng.randrange(10**6))
+    if "disk_eviction" not in given:
+        name = Random(given["seed"]).choice((*EVICTIONS, "chaos"))
+        given["disk_eviction"] = Chaos(given["seed"]) if name == "chaos" else name
     return given
 
 

@@ -72,15 +72,19 @@ def _gives_up_what_should_be_saved(patch: pytest.MonkeyPatch) -> None:
 
 
 def _stores_in_a_slot_that_is_being_copied(patch: pytest.MonkeyPatch) -> None:
-    take = DiskTier.take
+    may_go = DiskTier._may_go
 
-    def regardless(self: DiskTier, group: int) -> int | None:
+    def regardless(self: DiskTier, group: int, slot: int) -> bool:
         busy, self._busy = self._busy, {}
-        slot = take(self, group)
-        self._busy = busy | {key: busy.get(key, 0) + n for key, n in self._busy.items()}
-        return slot
+        found = may_go(self, group, slot)
+        self._busy = busy
+        return found
 
-    patch.setattr(DiskTier, "take", regardless)
+    def counted(self: DiskTier, group: int, slot: int) -> None:
+        self._busy[group, slot] = self._busy.get((group, slot), 0) + 1
+
+    patch.setattr(DiskTier, "_may_go", regardless)
+    patch.setattr(DiskTier, "hold", counted)
 
 
 def _leaves_on_disk_what_was_reset(patch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,7 @@ class TierWorld:
         admission: str = "max_utilization",
         eviction: str | Eviction = "lru",
         host_eviction: str | Eviction = "lru",
+        disk_eviction: str | Eviction = "lru",
         rates: Rates | None = None,
         faults: ToyFaults | None = None,
         by_hand: bool = False,
@@ -118,6 +119,7 @@ class TierWorld:
             tuple(slots) if any(slots) else (),
             tuple(tuple((key, slot) for slot, (key, _) in group.items()) for group in left),
             rates=rates or Rates(),
+            disk_eviction=eviction_named(disk_eviction) if isinstance(disk_eviction, str) else disk_eviction,
         )
         self.cache, self.tiering = tiered_cache(
             self.layout,

@@ -44,6 +44,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "placement": (*PLACEMENTS, "chaos"),
     "eviction": (*EVICTIONS, "chaos"),
     "host_eviction": (*EVICTIONS, "chaos"),
+    "disk_eviction": (*EVICTIONS, "chaos"),
     "preemption": (*PREEMPTIONS, "chaos"),
 }
 
@@ -87,6 +88,7 @@ class TieredEngine:
         placement: str = "write_back",
         eviction: str = "lru",
         host_eviction: str = "lru",
+        disk_eviction: str = "lru",
         preemption: str = "recompute",
         reuse: bool = True,
         depth: int = 0,
@@ -113,6 +115,7 @@ class TieredEngine:
             stored=self.tiers.stored,
             timeout_s=timeout_s,
             rates=Rates(costly),
+            disk_eviction=Chaos(seed + 3) if disk_eviction == "chaos" else eviction_named(disk_eviction),
         )
         chosen = Chaos(seed + 2) if eviction == "chaos" else eviction_named(eviction)
         self.cache, self.tiering = tiered_cache(layout, slabs, rows, below, keys=keys, eviction=chosen)

@@ -28,7 +28,7 @@ _PLANNED = {
 }
 """Options of the engine that the planner takes too, by their names there."""
 _TIERS = ("host_bytes", "placement", "disk_path", "disk_bytes", "transfer_bytes_per_second", "disk_bytes_per_second",
-          "transfer_timeout")  # fmt: skip
+          "transfer_timeout", "host_eviction", "disk_eviction")  # fmt: skip
 _TAKEN = {"model", "tokenizer", "allocation", "batching", "admission", "preemption", "reuse", "prefix_wait_tokens",
           "eviction", "pipeline_depth", *_PLANNED, *_TIERS}  # fmt: skip
 
@@ -93,6 +93,8 @@ def _lower(config: Config) -> Lower | None:
         host_bytes=cache.host_bytes,
         disk_bytes=cache.disk_bytes or 0,
         placement=cache.placement,
+        host_eviction=cache.host_eviction,
+        disk_eviction=cache.disk_eviction,
         timeout_s=cache.transfer_timeout,
     )
 

@@ -178,6 +178,7 @@ def build_core(
             disk_slots=tiers.disk_slots,
             stored=tiers.stored,
             timeout_s=config.cache.transfer_timeout,
+            disk_eviction=eviction_named(config.cache.disk_eviction),
         )
         cache, tiering = tiered_cache(deployment.layout, deployment.slabs, rows, below, keys=keys, eviction=eviction)
     else:

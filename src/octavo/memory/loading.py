@@ -116,7 +116,7 @@ class Loading:
             self._host.reference(group, np.array(here, dtype=np.int64))
         for one in reversed(wanted):  # the beginning is the last to go: what follows it is of no use without it
             if one.disk != NO_SLOT and one.node is not None and self._disk is not None:
-                self._disk.find(one.group, one.node.identity)
+                self._disk.use(one.group, one.node.identity)
         staged = [0] * len(self._cache.tables)
         for one in wanted:
             staged[one.group] += one.host == NO_SLOT

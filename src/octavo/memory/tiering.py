@@ -279,6 +279,7 @@ class Below:
     """By group: (identity, slot) of blocks of an earlier run, the oldest use first."""
     timeout_s: float | None = 30.0
     rates: Rates = field(default_factory=Rates)
+    disk_eviction: Eviction = field(default_factory=LeastRecentlyUsed)
 
 
 def tiered_cache(
@@ -298,5 +299,5 @@ def tiered_cache(
     host = HostTier(layout, below.host_slabs, directory, below.host_eviction)
     disk = None
     if below.disk_slots and directory is not None:
-        disk = DiskTier(below.disk_slots, directory, below.stored)
+        disk = DiskTier(below.disk_slots, directory, below.disk_eviction, below.stored)
     return cache, Tiering(cache, host, disk, below.placement, rates=below.rates, timeout_s=below.timeout_s)

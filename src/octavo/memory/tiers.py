@@ -12,11 +12,11 @@ Invariant: a slot is handed out at most once until it is given back, and never w
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
+from octavo.errors import PolicyError
 from octavo.memory.layout import Layout
 from octavo.memory.nodes import NO_SLOT, Node
 from octavo.memory.pool import BlockPool
@@ -24,7 +24,7 @@ from octavo.memory.prefix import PrefixDirectory
 from octavo.memory.shelf import Shelf
 from octavo.memory.slots import SlotState
 from octavo.memory.values import Int64, Shortfall
-from octavo.policy.eviction import Eviction
+from octavo.policy.eviction import Evictable, Eviction
 
 HOST_TIER, DISK_TIER = 1, 2
 
@@ -104,30 +104,43 @@ class HostTier:
 
 
 class DiskTier:
-    """`stored[group]`: (identity, slot) of what an earlier run left, the oldest use first."""
+    """`stored[group]`: (identity, slot) of what an earlier run left, the oldest use first.
+
+    What a node stands for goes by the policy, and a leaf only. What an earlier run left and nobody has asked for since
+    has none: where it lies in a text is not known, and it goes before all else, the oldest use first.
+    """
 
     def __init__(
         self,
         slots: Sequence[int],
-        directory: PrefixDirectory | None,
+        directory: PrefixDirectory,
+        eviction: Eviction,
         stored: Sequence[Sequence[tuple[bytes, int]]] = (),
     ) -> None:
         self.slots = tuple(slots)
         self.directory = directory
+        self.eviction = eviction
         self.evicted_blocks = 0
-        self._found: tuple[OrderedDict[bytes, int], ...] = tuple(OrderedDict() for _ in slots)
-        """By group: what is whole on the disk, the one used longest ago first."""
-        self._seen: tuple[dict[int, int], ...] = tuple({} for _ in slots)
-        """By group and slot: the last use of its node that its place in that order stands for."""
+        self._found: tuple[dict[bytes, int], ...] = tuple({} for _ in slots)
+        """By group: what is whole on the disk."""
+        self._left: tuple[dict[bytes, None], ...] = tuple({} for _ in slots)
+        """By group: of these, what an earlier run left and no node stands for, the oldest use first."""
+        self._said: tuple[dict[int, bytes], ...] = tuple({} for _ in slots)
+        """By group and slot: what is found there."""
+        self._used: tuple[dict[int, int], ...] = tuple({} for _ in slots)
+        """By group and slot: its last use, as the policy was told."""
         self._busy: dict[tuple[int, int], int] = {}
         """Copies that touch a slot."""
         self._homeless: dict[tuple[int, int], None] = {}
         """Slots that are free once their copies have ended."""
-        for group, left in enumerate(stored):
-            self._found[group].update(left)
+        for group, found in enumerate(stored):
+            for identity, slot in found:
+                self._found[group][identity] = slot
+                self._said[group][slot] = identity
+                self._left[group][identity] = None
         self._free = tuple(
-            [slot for slot in range(n - 1, -1, -1) if slot not in taken]
-            for n, taken in zip(self.slots, (frozenset(found.values()) for found in self._found), strict=True)
+            [slot for slot in range(n - 1, -1, -1) if slot not in said]
+            for n, said in zip(self.slots, self._said, strict=True)
         )
 
     @property
@@ -135,12 +148,17 @@ class DiskTier:
         """By group: how many blocks can be found."""
         return [len(found) for found in self._found]
 
-    def find(self, group: int, identity: bytes) -> int | None:
-        """Where a block lies; it counts as used."""
+    def use(self, group: int, identity: bytes) -> None:
+        """Somebody reads it, later than all that was used so far."""
         slot = self._found[group].get(identity)
-        if slot is not None:
-            self._found[group].move_to_end(identity)
-        return slot
+        if slot is None:
+            return
+        self.directory.uses += 1
+        self._used[group][slot] = self.directory.uses
+        if identity in self._left[group]:
+            del self._left[group][identity]
+            self._left[group][identity] = None
+        self._offer(group, slot)
 
     def reach(self, identities: Sequence[bytes]) -> int:
         """How many of a text's blocks lead up to, and include, the last that can be found."""
@@ -150,7 +168,7 @@ class DiskTier:
         return 0
 
     def take(self, group: int) -> int | None:
-        """A slot to write in, held; if need be that of the block used longest ago. None while all are being copied."""
+        """A slot to write in, held; if need be that of a block that goes. None while none may, for copies."""
         slot = self._room(group)
         if slot is not None:
             self.hold(group, slot)
@@ -159,40 +177,72 @@ class DiskTier:
     def _room(self, group: int) -> int | None:
         if self._free[group]:
             return self._free[group].pop()
-        oldest = self._oldest(group)
-        if oldest is None:
+        slot = self._first(group)
+        if slot is None:
             return None
-        slot = self._found[group].pop(oldest)
-        self._displace(group, slot)
+        self._lose(group, self._said[group][slot])
         self.evicted_blocks += 1
         return slot
 
-    def _oldest(self, group: int) -> bytes | None:
-        """Of those that no copy touches. What was used on another tier since it was stored is passed over once."""
-        while True:
-            oldest = next((i for i, s in self._found[group].items() if (group, s) not in self._busy), None)
-            if oldest is None or self.directory is None:
-                return oldest
-            slot = self._found[group][oldest]
-            if not self.directory.keyed_in[DISK_TIER][group][slot]:
-                return oldest
-            used = self.directory.node_of(group, slot, DISK_TIER).last_used
-            if used <= self._seen[group].get(slot, 0):
-                return oldest
-            self._seen[group][slot] = used
-            self._found[group].move_to_end(oldest)
+    def _first(self, group: int) -> int | None:
+        """Who goes: the policy's choice, which knows of every use, one on another tier as well."""
+        for identity in self._left[group]:
+            if (group, self._found[group][identity]) not in self._busy:
+                return self._found[group][identity]
+        while (block := self.eviction.choose(group)) is not None:
+            slot = block.slot
+            if not self._may_go(group, slot):
+                raise PolicyError(f"eviction {self.eviction.name!r} chose slot {slot} of the disk, which may not go")
+            if self._last_use(group, slot) == block.last_used:
+                self.eviction.gone(block)
+                return slot
+            self._offer(group, slot)
+        return None
+
+    def _last_use(self, group: int, slot: int) -> int:
+        on_any_tier = self.directory.node_of(group, slot, DISK_TIER).last_used if self._stands(group, slot) else 0
+        return max(on_any_tier, self._used[group].get(slot, 0))
+
+    def _may_go(self, group: int, slot: int) -> bool:
+        """Whether it is found, touched by no copy, and of use to nothing after it."""
+        if slot not in self._said[group] or (group, slot) in self._busy:
+            return False
+        if not self.directory.grows[group] or not self._stands(group, slot):
+            return True
+        return not self.directory.node_of(group, slot, DISK_TIER).children_in[DISK_TIER][group]
+
+    def _stands(self, group: int, slot: int) -> bool:
+        """Whether a node stands for what is there."""
+        return bool(self.directory.keyed_in[DISK_TIER][group][slot])
+
+    def _offer(self, group: int, slot: int) -> None:
+        """To the policy, anew, if it may go."""
+        self.eviction.withdraw(group, slot)
+        identity = self._said[group].get(slot)
+        if identity is None or identity in self._left[group] or not self._may_go(group, slot):
+            return
+        used = self._last_use(group, slot)
+        index = self.directory.node_of(group, slot, DISK_TIER).index if self._stands(group, slot) else 0
+        self.eviction.offer(Evictable(group, slot, used, index, identity))
+
+    def _offer_before(self, node: Node, group: int) -> None:
+        """What comes before this node may go, or may not any more."""
+        if node.parent is not None and (slot := node.parent.places[DISK_TIER][group]) != NO_SLOT:
+            self._offer(group, slot)
 
     def appear(self, group: int, identities: Sequence[bytes]) -> None:
         """Another process has left these on a disk that both use: each is found in a slot of this one's own."""
         for identity in identities:
             slot = None if identity in self._found[group] else self._room(group)
             if slot is not None:
-                self._found[group][identity] = slot
-                self._seen[group][slot] = 0
+                self.directory.uses += 1
+                self._find(group, identity, slot, self.directory.uses)
+                self._offer(group, slot)
 
     def hold(self, group: int, slot: int) -> None:
         """A copy touches this slot."""
         self._busy[group, slot] = self._busy.get((group, slot), 0) + 1
+        self.eviction.withdraw(group, slot)
 
     def let_go(self, group: int, slot: int) -> None:
         """It does no more."""
@@ -202,14 +252,13 @@ class DiskTier:
         elif (group, slot) in self._homeless:
             del self._homeless[group, slot]
             self._free[group].append(slot)
+        else:
+            self._offer(group, slot)
 
     def publish(self, node: Node, group: int, slot: int) -> None:
         """The block of `node` is whole in this slot, which is held."""
-        before = self._found[group].pop(node.identity, None)
-        if before is not None:
-            self._give(group, before)
-        self._found[group][node.identity] = slot
-        self._seen[group][slot] = node.last_used
+        self.withdraw(node.identity, group)
+        self._find(group, node.identity, slot, node.last_used)
         self.adopt(node, group)
 
     def abandon(self, group: int, slot: int) -> None:
@@ -219,24 +268,30 @@ class DiskTier:
     def adopt(self, node: Node, group: int) -> None:
         """The node may be started from what the disk has of it."""
         slot = self._found[group].get(node.identity)
-        if slot is not None and self.directory is not None and node.places[DISK_TIER][group] == NO_SLOT:
+        if slot is not None and node.places[DISK_TIER][group] == NO_SLOT:
+            self._left[group].pop(node.identity, None)
             self.directory.place(node, group, slot, DISK_TIER)
+            self._offer(group, slot)
+            self._offer_before(node, group)
 
     def withdraw(self, identity: bytes, group: int) -> None:
         """What the disk has of this text cannot be read: it is found no more."""
-        slot = self._found[group].pop(identity, None)
-        if slot is not None:
-            self._give(group, slot)
+        slot = self._lose(group, identity)
+        if slot is None:
+            return
+        self.eviction.withdraw(group, slot)
+        if (group, slot) in self._busy:
+            self._homeless[group, slot] = None
+        else:
+            self._free[group].append(slot)
 
     def forget_all(self) -> list[list[int]]:
         """Nothing is found any more. By group: the slots whose records a later run must not find either."""
         gone = []
         for group, found in enumerate(self._found):
-            slots = list(found.values())
-            found.clear()
-            for slot in slots:
-                self._give(group, slot)
-            gone.append(slots)
+            gone.append(list(found.values()))
+            for identity in list(found):
+                self.withdraw(identity, group)
         return gone
 
     def free_slots(self, group: int) -> list[int]:
@@ -251,13 +306,19 @@ class DiskTier:
         """For the invariants."""
         return [slot for g, slot in self._busy if g == group]
 
-    def _give(self, group: int, slot: int) -> None:
-        self._displace(group, slot)
-        if (group, slot) in self._busy:
-            self._homeless[group, slot] = None
-        else:
-            self._free[group].append(slot)
+    def _find(self, group: int, identity: bytes, slot: int, used: int) -> None:
+        self._found[group][identity] = slot
+        self._said[group][slot] = identity
+        self._used[group][slot] = used
 
-    def _displace(self, group: int, slot: int) -> None:
-        if self.directory is not None and self.directory.keyed_in[DISK_TIER][group][slot]:
-            self.directory.displace(group, slot, DISK_TIER)
+    def _lose(self, group: int, identity: bytes) -> int | None:
+        """It is found no more; the slot that it was found in, which is nobody's then."""
+        slot = self._found[group].pop(identity, None)
+        if slot is None:
+            return None
+        self._left[group].pop(identity, None)
+        self._used[group].pop(slot, None)
+        del self._said[group][slot]
+        if self._stands(group, slot):
+            self._offer_before(self.directory.displace(group, slot, DISK_TIER), group)
+        return slot

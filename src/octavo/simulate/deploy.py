@@ -49,6 +49,8 @@ class Lower:
     host_bytes: int
     disk_bytes: int = 0
     placement: str = "write_back"
+    host_eviction: str = "lru"
+    disk_eviction: str = "lru"
     timeout_s: float = 10.0
     """That a sequence waits for its state, before it computes it again."""
 
@@ -132,8 +134,9 @@ class Replica:
         if lower.disk_bytes and not all(slots):
             raise ConfigError("disk_bytes", lower.disk_bytes, "holds no block of some group")
         return Below(
-            slabs, placement_named(lower.placement), disk_slots=slots if lower.disk_bytes else (),
-            timeout_s=lower.timeout_s,
+            slabs, placement_named(lower.placement), eviction_named(lower.host_eviction),
+            disk_slots=slots if lower.disk_bytes else (), timeout_s=lower.timeout_s,
+            disk_eviction=eviction_named(lower.disk_eviction),
         )  # fmt: skip
 
 

@@ -80,6 +80,7 @@ class World:
             Chaos(seed) if chaotic else placement_named(self.placement),
             Chaos(seed + 1) if chaotic else eviction_named(rng.choice(sorted(EVICTIONS))),
             (self.disk_slots,) * len(self.heads) if self.disk_slots else (),
+            disk_eviction=Chaos(seed + 2) if chaotic else eviction_named(sorted(EVICTIONS)[seed % len(EVICTIONS)]),
         )
         cache, tiering = tiered_cache(layout, self.slabs, self.rows, below, keys=keys, eviction=eviction)
         mover = ToyMover(executor, below.host_slabs, below.disk_slots, faults=rng.choice(FAULTS), seed=seed)
