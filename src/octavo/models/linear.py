@@ -123,7 +123,8 @@ class Packing:
         _give_back_memory()
 
     def _may_pack(self, name: str, module: nn.Linear) -> bool:
-        plain = module.weight.device.type == "cpu" and module.weight.dtype in TOLERANCE
+        plain = type(module.weight) is nn.Parameter  # a shard of a matrix, for one, is of another type
+        plain = plain and module.weight.device.type == "cpu" and module.weight.dtype in TOLERANCE
         hooked = module._forward_hooks or module._forward_pre_hooks
         own = name.rpartition(".")[2]
         return plain and not hooked and kind_of(name) not in self.leave and own not in READ_DIRECTLY
