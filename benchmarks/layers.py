@@ -80,14 +80,14 @@ def listening(clock: Clock, llms: Sequence[LLM]) -> Iterator[None]:
 class Decoding:
     """An engine with `batch` sequences that all decode."""
 
-    def __init__(self, llm: LLM, batch: int, steps: int, clock: Clock) -> None:
+    def __init__(self, llm: LLM, batch: int, steps: int, clock: Clock, prompt: int = PROMPT) -> None:
         self.engine, self.clock, self.batch = llm.engine, clock, batch
         params = SamplingParams(temperature=0, max_tokens=steps + WARM + 8, ignore_eos=True)
         self.names = [f"{batch}-{i}" for i in range(batch)]
         for i, name in enumerate(self.names):
-            prompt = [100 + (37 * i + 11 * j) % 40000 for j in range(PROMPT)]
-            self.engine.add(name, {"prompt_token_ids": prompt}, params)
-        for _ in range(WARM + -(-batch * PROMPT // 512)):
+            said = [100 + (37 * i + 11 * j) % 40000 for j in range(prompt)]
+            self.engine.add(name, {"prompt_token_ids": said}, params)
+        for _ in range(WARM + -(-batch * prompt // 512)):
             self.engine.step()
 
     def step(self) -> tuple[float, float]:
