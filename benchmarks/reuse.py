@@ -26,6 +26,7 @@ from typing import Any
 from machine_facts import described, machine_facts, torch_facts
 
 from octavo import LLM, SamplingParams
+from octavo.observe.capacity import capacity_text
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 TURN = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -146,6 +147,7 @@ def main() -> None:
     parser.add_argument("--placement", default="write_back")
     parser.add_argument("--host", default="3GiB")
     parser.add_argument("--small-host", default="320MiB", help="of the host where there is a disk below it")
+    parser.add_argument("--metrics", type=Path, help="also write the capacity gained as Prometheus' text here")
     parser.add_argument("--only", choices=("ttft", "capacity"), help="one half alone")
     args = parser.parse_args()
     facts = machine_facts() | torch_facts()
@@ -158,6 +160,12 @@ def main() -> None:
         if args.only != "ttft":
             told["capacity"] = capacity(args, Path(made))
             print_capacity(args, told["capacity"])
+            best = max(told["capacity"], key=lambda row: row["gained_tokens"])
+            told["effective_capacity_gained_tokens"] = best["gained_tokens"]
+            told["effective_capacity_gained_sequences"] = best["gained_conversations"]
+            if args.metrics is not None:
+                name = args.model or "SmolLM2-135M-Instruct"
+                args.metrics.write_bytes(capacity_text(name, best["gained_tokens"], best["gained_conversations"]))
     print(json.dumps(told))
 
 

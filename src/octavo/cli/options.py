@@ -82,6 +82,12 @@ def with_sampling_options(command: Command) -> Command:
     return _gathering(command, "sampling", parameters)
 
 
+def with_options(name: str, flags: Mapping[str, tuple[Any, Any]]) -> Callable[[Command], Command]:
+    """Gives a command flags of its own, (annotation, default) each; it receives those that are not None as `name`."""
+    parameters = [_parameter(flag, annotation, default) for flag, (annotation, default) in flags.items()]
+    return lambda command: _gathering(command, name, parameters)
+
+
 def number(kind: str) -> Callable[[Any], Any]:
     """A whole or decimal number from text; anything else stays the text it is, for the field's own check."""
     make: Callable[[str], Any] = int if kind == "int" else float

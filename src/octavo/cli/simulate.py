@@ -7,17 +7,19 @@ figures come from `octavo.simulate`; no torch is imported and no weight is read.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli.simulate_capacity import check_capacity, tell_capacity, with_capacity_options
+from octavo.cli.simulate_tiers import bounded, lower_of, with_tier_options
 from octavo.cli.writing import write_line
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from octavo.simulate.deploy import Lower
     from octavo.simulate.run import Simulated
 
 DEVICE, WORK, POLICY, OUT = "Device and model", "Workload", "Policies", "Output"
@@ -52,8 +54,6 @@ Foreign = Annotated[
     bool,
     typer.Option("--foreign-calibration", help="of another model or machine all the same", rich_help_panel=DEVICE),
 ]
-HostBytes = Annotated[str | None, _text("a host tier of so much, of one device", DEVICE, metavar="<bytes>")]
-DiskBytes = Annotated[str | None, _text("a disk tier below it", DEVICE, metavar="<bytes>")]
 TraceFile = Annotated[
     str | None,
     _text("a trace: octavo's JSON lines, Azure, Mooncake, BurstGPT, ServeGen, inference-perf", WORK, metavar="<file>"),
@@ -94,7 +94,6 @@ WaitTokens = Annotated[
     ),
 ]  # fmt: skip
 Preemption = Annotated[str, typer.Option(help="recompute; offload or auto, with --host-bytes", rich_help_panel=POLICY)]
-Placement = Annotated[str, typer.Option(help="drop, write_back, write_through, break_even", rich_help_panel=POLICY)]
 Eviction = Annotated[str, typer.Option(help="lru or cheapest_to_rebuild", rich_help_panel=POLICY)]
 Depth = Annotated[int, typer.Option("--pipeline-depth", help="steps in flight: 0 or 1", rich_help_panel=POLICY)]
 SloTtft = Annotated[float | None, typer.Option("--slo-ttft", help="seconds to the first token", rich_help_panel=OUT)]
@@ -113,6 +112,8 @@ Chrome = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="one JSON object", rich_help_panel=OUT)]
 
 
+@with_capacity_options
+@with_tier_options
 def simulate(  # noqa: PLR0913 - one for each flag
     model: Model = None,
     *,
@@ -135,8 +136,6 @@ def simulate(  # noqa: PLR0913 - one for each flag
     heads: Heads = None,
     cost: Cost = "roofline",
     foreign_calibration: Foreign = False,
-    host_bytes: HostBytes = None,
-    disk_bytes: DiskBytes = None,
     trace: TraceFile = None,
     from_s: From = 0.0,
     for_s: For = 600.0,
@@ -164,7 +163,6 @@ def simulate(  # noqa: PLR0913 - one for each flag
     preemption: Preemption = "recompute",
     reuse: Reuse = "none",
     prefix_wait_tokens: WaitTokens = None,
-    placement: Placement = "write_back",
     eviction: Eviction = "lru",
     pipeline_depth: Depth = 0,
     slo_ttft: SloTtft = None,
@@ -175,12 +173,15 @@ def simulate(  # noqa: PLR0913 - one for each flag
     html: Html = None,
     chrome_trace: Chrome = None,
     as_json: Json = False,
+    tiers: Any = None,
+    capacity: Any = None,
 ) -> None:
     """Predict what a deployment would do with a workload, on hardware that need not be there.
 
     Runs octavo's own scheduler, cache and policies in virtual time against a cost model of the device.
     """
-    given = dict(locals())
+    given = _USUAL | {name: value for name, value in locals().items() if name not in ("tiers", "capacity")}
+    given |= tiers | capacity
     asked = {name for name, value in given.items() if value != _USUAL[name]}
     if story is None:
         try:
@@ -218,8 +219,10 @@ def _run(given: dict[str, Any], asked_for: set[str]) -> None:
 
     planned = Planned.of(**{name: given[name] for name in _PLANNED})
     replica, said = costed_replica(given["cost"], given["model"], planned, foreign=given["foreign_calibration"])
+    replica = bounded(replica, given)
+    check_capacity(given, asked_for)
     names = {name: given[name] for name in ("allocation", "batching", "admission", "preemption", "reuse")}
-    source, notes = workload(given, asked_for)
+    made = workload(given, asked_for)
     if given["eviction"] != _USUAL["eviction"] and given["reuse"] == "none":
         raise ConfigError("eviction", given["eviction"], "is of blocks that are kept; give --reuse prefix")
     wait = given["prefix_wait_tokens"] or tokens_worth_waiting_for(replica.cost)
@@ -227,11 +230,11 @@ def _run(given: dict[str, Any], asked_for: set[str]) -> None:
         raise ConfigError("prefix_wait_tokens", wait, "nothing is shared; give --reuse prefix")
     trace = None if given["chrome_trace"] is None else ChromeTrace()
     asked = Asked(
-        source=source,
+        source=made.source,
         policies=lambda: Policies.named(**names, wait_tokens=wait),
         objectives=Objectives(given["slo_ttft"], given["slo_tpot"], given["slo_e2e"]),
         eviction=given["eviction"],
-        lower=_lower(given),
+        lower=lower_of(given),
         depth=given["pipeline_depth"],
         leap=not given["single_steps"],
         intervals=given["intervals"],
@@ -242,7 +245,12 @@ def _run(given: dict[str, Any], asked_for: set[str]) -> None:
         f"{replica.max_num_seqs} sequences and {replica.max_num_batched_tokens:,} tokens a step at most, "
         f"{replica.max_model_len:,} tokens a sequence"
     )
-    head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *said, *notes]
+    head = [f"{replica.model} on {replica.tp} x {replica.device}: {pool}, {most}", *said, *made.notes]
+    if given["effective_capacity"]:
+        alone = names | {"preemption": "recompute"}
+        without = replace(asked, policies=lambda: Policies.named(**alone, wait_tokens=wait), lower=None)
+        tell_capacity(replica, asked, without, made, head, given)
+        return
     done = simulate(replica, asked)
     if done.first_refusal is not None:
         head.append(f"of those refused, the first: {done.first_refusal}")
@@ -260,22 +268,6 @@ def _write_file(option: str, file: str, text: str) -> None:
         Path(file).write_text(text, "utf-8")
     except OSError as error:
         raise ConfigError(option, file, f"cannot be written ({error.strerror or error})") from None
-
-
-def _lower(given: dict[str, Any]) -> Lower | None:
-    from octavo.config import parse_bytes
-    from octavo.simulate.deploy import Lower
-
-    if given["host_bytes"] is None:
-        for name in ("disk_bytes", "preemption"):
-            if given[name] not in (None, "recompute"):
-                raise ConfigError(name, given[name], "needs a host tier; give --host-bytes")
-        if given["placement"] != _USUAL["placement"]:
-            raise ConfigError("placement", given["placement"], "is of a host tier; give --host-bytes")
-        return None
-    disk = 0 if given["disk_bytes"] is None else parse_bytes("disk_bytes", given["disk_bytes"])
-    host = parse_bytes("host_bytes", given["host_bytes"])
-    return Lower(host_bytes=host, disk_bytes=disk, placement=given["placement"])
 
 
 def _tell(story: str, asked: set[str], *, as_json: bool) -> None:

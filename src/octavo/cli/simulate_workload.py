@@ -8,10 +8,10 @@ from __future__ import annotations
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -38,8 +38,26 @@ _MAKING = ("lengths", "input_tokens", "output_tokens", "max_tokens", "turns",
            "shared_prefix", "prefix_tree")  # fmt: skip
 
 
-def workload(given: dict[str, Any], asked: AbstractSet[str]) -> tuple[Callable[[], Source], list[str]]:
-    """A maker of sources, and what is to be said of the workload. `asked` are the options that are not as usual."""
+@dataclass(frozen=True, slots=True)
+class Workload:
+    requests: Sequence[TraceRequest]
+    notes: list[str]
+    """What is to be said of it."""
+    users: int | None
+    """Of a closed loop."""
+    think_s: float
+    speed: float
+    has_arrivals: bool
+
+    def source(self, load: float | None = None) -> Source:
+        """At the load that was asked for, or at another: a number of users, or times the speed."""
+        if self.users is not None:
+            return ClosedLoop(self.requests, self.users if load is None else round(load), think_s=self.think_s)
+        return OpenLoop(self.requests, speed=self.speed if load is None else load)
+
+
+def workload(given: dict[str, Any], asked: AbstractSet[str]) -> Workload:
+    """`asked` are the options that are not as usual."""
     _require_used(given, asked)
     if given["seed"] < 0:
         raise ConfigError("seed", given["seed"], "must be at least 0")
@@ -50,13 +68,10 @@ def workload(given: dict[str, Any], asked: AbstractSet[str]) -> tuple[Callable[[
     else:
         requests, notes = _synthetic(given)
 
-    def source() -> Source:
-        if given["users"] is not None:
-            return ClosedLoop(requests, given["users"], think_s=given["think"])
-        return OpenLoop(requests, speed=given["speed"])
-
-    source()  # what is wrong with it is wrong before anything runs
-    return source, notes
+    arrivals = any(entry.arrival_ns != requests[0].arrival_ns for entry in requests)
+    made = Workload(requests, notes, given["users"], given["think"], given["speed"], arrivals)
+    made.source()  # what is wrong with it is wrong before anything runs
+    return made
 
 
 def _require_used(given: dict[str, Any], asked: AbstractSet[str]) -> None:

@@ -227,8 +227,11 @@ def names_of(tiers: Collection[str]) -> tuple[Name, ...]:
     return tuple(found)
 
 
-ABSENT: Mapping[str, str] = {"effective_capacity_gained_tokens": "benchmark"}
-"""Names kept for what no engine can tell of itself, with who measures it."""
+ABSENT: Mapping[str, str] = {
+    "effective_capacity_gained_tokens": "most live tokens kept in time, with tiers below the device less without",
+    "effective_capacity_gained_sequences": "most live sequences kept in time, with tiers below the device less without",
+}
+"""Names for what no engine can tell of itself, since it takes two: `observe.capacity` writes them."""
 
 
 def table(section: str) -> str:

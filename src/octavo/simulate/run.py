@@ -49,16 +49,16 @@ class Simulated:
 
 
 def simulate(replica: Replica, asked: Asked) -> Simulated:
-    measured, refusal = _run(replica, asked, replica.cost, asked.watchers)
+    measured, refusal = run_once(replica, asked, replica.cost, asked.watchers)
     told = figures(measured, asked.objectives, replica.price_per_hour) | {"cost": grounds_of(replica.cost)}
     intervals: dict[str, tuple[float, float]] = {}
     if asked.intervals and isinstance(replica.cost, HasInterval):
         costs = [Scaled(replica.cost, factor) for factor in replica.cost.interval]
-        intervals = intervals_of([told, *(figures(_run(replica, asked, cost)[0]) for cost in costs)])
+        intervals = intervals_of([told, *(figures(run_once(replica, asked, cost)[0]) for cost in costs)])
     return Simulated(told, measured, intervals, None if refusal is None else str(refusal))
 
 
-def _run(
+def run_once(
     replica: Replica, asked: Asked, cost: CostModel, watchers: Sequence[Watcher] = ()
 ) -> tuple[Measured, RequestError | None]:
     """What came of it, and why the first request that was refused was."""
