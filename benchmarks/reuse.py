@@ -19,6 +19,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,12 +27,17 @@ from typing import Any
 from machine_facts import described, machine_facts, torch_facts
 
 from octavo import LLM, SamplingParams
-from octavo.observe.capacity import capacity_text
+from octavo.memory.layout import largest
+from octavo.observe.capacity import HOST, HOST_AND_DISK, capacity_text
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-TURN = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+ANSWER = 16
+"""Tokens of a turn's answer."""
+TURN = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
 MORE = 16
 """Tokens that a second turn adds."""
+UNKNOWN = "no gain to be told: the device alone may keep the promise with more than it was found to"
+GAINED = ("effective_capacity_gained_tokens", "effective_capacity_gained_sequences")
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -99,39 +105,73 @@ def promise_kept(args: argparse.Namespace, llm: LLM, count: int, limit_s: float,
     return statistics.median(times) <= limit_s, statistics.median(times)
 
 
-def capacity(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """The most conversations, by powers of two, whose second turns meet the promise."""
+def capacity(args: argparse.Namespace, folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The model's name, and by ways the most conversations whose second turns meet the promise."""
     pool = args.holds * (args.talk + 64)
     ways: list[tuple[str, dict[str, Any]]] = [
         ("device alone", {}),
-        ("host", {"host_bytes": args.host, "placement": args.placement}),
-        ("host and disk", {"host_bytes": args.small_host, "disk_path": str(folder / "more"), "disk_bytes": args.host,
-                           "placement": args.placement}),
+        (HOST, {"host_bytes": args.host, "placement": args.placement}),
+        (HOST_AND_DISK, {"host_bytes": args.small_host, "disk_path": str(folder / "more"), "disk_bytes": args.host,
+                         "placement": args.placement}),
     ]  # fmt: skip
     probe = engine(args, pool)
     asked(probe, tokens(1, 256))
     cold = statistics.median(asked(probe, tokens(2 + i, args.talk))[0] for i in range(args.repeats))
+    model = probe.engine.model_name
     probe.engine.close()
     limit_s = cold * args.promise
     rows = []
     for name, options in ways:
         llm = engine(args, pool, **options)
         asked(llm, tokens(1, 256))
-        most, median, count = 0, 0.0, 2
-        while count <= args.most:
-            kept, took = promise_kept(args, llm, count, limit_s, 10_000 * count)
-            if not kept:
-                break
-            most, median, count = count, took, 2 * count
+        most, at_least, tried = most_held(args, llm, limit_s)
         llm.engine.close()
-        rows.append({"tiers": name, "conversations": most, "at_least": 2 * most > args.most,
-                     "live_tokens": most * (args.talk + 16 + MORE), "ttft_s": median,
-                     "promise_s": limit_s, "host_bytes": options.get("host_bytes", 0),
+        tokens_held = live_tokens(args, most)
+        rows.append({"tiers": name, "sequences": most, "at_least": at_least, "live_tokens": tokens_held,
+                     "ttft_s": tried.get(most, 0.0), "tried_ttft_s": tried, "promise_s": limit_s,
+                     "host_bytes": options.get("host_bytes", 0),
                      "disk_bytes": options.get("disk_bytes", 0)})  # fmt: skip
-    for row in rows:
-        row["gained_conversations"] = row["conversations"] - rows[0]["conversations"]
-        row["gained_tokens"] = row["live_tokens"] - rows[0]["live_tokens"]
-    return rows
+    add_gains(rows)
+    return model, rows
+
+
+def most_held(args: argparse.Namespace, llm: LLM, limit_s: float) -> tuple[int, bool, dict[int, float]]:
+    """How many conversations at most, whether more might, and the middle TTFT of each number that was tried."""
+    tried: dict[int, float] = {}
+
+    def holds(count: int) -> bool:
+        kept, tried[count] = promise_kept(args, llm, count, limit_s, 10_000 * count)
+        return kept
+
+    return *most_that_hold(args.most, holds, halve=not args.powers_of_two), tried
+
+
+def most_that_hold(bound: int, holds: Callable[[int], bool], *, halve: bool = True) -> tuple[int, bool]:
+    """The largest count up to `bound` that holds, 0 for none, and whether more might: `bound` did, or, without `halve`,
+    those between the last doubling that held and the first that did not were left out."""
+    kept, count = 0, 1
+    while kept < bound:
+        if not holds(count):
+            return (largest(kept, count - 1, holds), False) if halve else (kept, count > kept + 1)
+        kept, count = count, min(2 * count, bound)
+    return kept, True
+
+
+def live_tokens(args: argparse.Namespace, talks: int) -> int:
+    """When all have had their first turn and its answer, and one is at its second."""
+    return talks * (args.talk + ANSWER) + MORE + ANSWER if talks else 0
+
+
+def add_gains(rows: list[dict[str, Any]]) -> None:
+    """To all rows but the first, that of the device alone; None where that may have held more."""
+    for row in rows[1:]:
+        for name, figure in zip(GAINED, ("live_tokens", "sequences"), strict=True):
+            row[name] = None if rows[0]["at_least"] else row[figure] - rows[0][figure]
+
+
+def metrics_text(model: str, rows: list[dict[str, Any]]) -> bytes:
+    known = [row for row in rows[1:] if row[GAINED[0]] is not None]
+    return capacity_text(model, {row["tiers"]: (row[GAINED[0]], row[GAINED[1]]) for row in known})
 
 
 def main() -> None:
@@ -147,9 +187,14 @@ def main() -> None:
     parser.add_argument("--placement", default="write_back")
     parser.add_argument("--host", default="3GiB")
     parser.add_argument("--small-host", default="320MiB", help="of the host where there is a disk below it")
-    parser.add_argument("--metrics", type=Path, help="also write the capacity gained as Prometheus' text here")
     parser.add_argument("--only", choices=("ttft", "capacity"), help="one half alone")
+    parser.add_argument("--powers-of-two", action="store_true", help="try no numbers of conversations between them")
+    parser.add_argument("--metrics", type=Path, metavar="FILE", help="write what was gained for Prometheus")
     args = parser.parse_args()
+    if args.metrics is not None and args.only == "ttft":
+        parser.error("--metrics writes what capacity measures: leave out --only ttft")
+    if args.most < 1:
+        parser.error(f"--most {args.most} must be at least 1")
     facts = machine_facts() | torch_facts()
     print(described(facts))
     told: dict[str, Any] = {"machine": facts, "reuse": "prefix", "placement": args.placement, "preemption": "recompute"}
@@ -158,14 +203,10 @@ def main() -> None:
             told["ttft"] = first_tokens(args, Path(made))
             print_first_tokens(args, told["ttft"])
         if args.only != "ttft":
-            told["capacity"] = capacity(args, Path(made))
+            told["model"], told["capacity"] = capacity(args, Path(made))
             print_capacity(args, told["capacity"])
-            best = max(told["capacity"], key=lambda row: row["gained_tokens"])
-            told["effective_capacity_gained_tokens"] = best["gained_tokens"]
-            told["effective_capacity_gained_sequences"] = best["gained_conversations"]
             if args.metrics is not None:
-                name = args.model or "SmolLM2-135M-Instruct"
-                args.metrics.write_bytes(capacity_text(name, best["gained_tokens"], best["gained_conversations"]))
+                args.metrics.write_bytes(metrics_text(told["model"], told["capacity"]))
     print(json.dumps(told))
 
 
@@ -182,10 +223,10 @@ def print_capacity(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None
     print(f"{args.promise:.0%} of a cold TTFT, {rows[0]['promise_s'] * 1e3:.0f} ms")
     for row in rows:
         least = "at least " if row["at_least"] else ""
-        counts = f"{least}{row['conversations']} conversations {least}{row['live_tokens']:,} live tokens"
-        gained = "" if row is rows[0] else f"{least}{row['gained_tokens']:+,} gained"
-        if gained and rows[0]["at_least"]:
-            gained = "no gain to be seen: the device alone kept the promise with as many as were tried"
+        counts = f"{least}{row['sequences']} conversations {least}{row['live_tokens']:,} live tokens"
+        gained = ""
+        if row is not rows[0]:
+            gained = f"{least}{row[GAINED[0]]:+,} gained" if row[GAINED[0]] is not None else UNKNOWN
         print(f"  {row['tiers']:<15}{counts:<60} TTFT {row['ttft_s'] * 1e3:.0f} ms  {gained}")
 
 

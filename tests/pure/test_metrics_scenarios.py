@@ -314,7 +314,7 @@ def test_the_page_and_the_engine_have_the_same_names_types_labels_and_meanings()
         assert labels == {name.full: set(name.labels) for name in names}
     assert names_of(TIERS) == NAMES
     for name, meaning in ABSENT.items():
-        assert f"| `{PREFIX}{name}` | gauge | `model` | {name.rpartition('_')[2]} | {meaning} |" in page
+        assert f"| `{PREFIX}{name}` | gauge | `model`, `tiers` | {name.rpartition('_')[2]} | {meaning} |" in page
     assert not ABSENT.keys() & {name.name for name in NAMES}
 
 

@@ -166,6 +166,8 @@ def test_nothing_can_be_gained_by_a_promise_that_is_none() -> None:
 def test_a_gain_is_a_difference() -> None:
     on, off = (Capacity(Tried(1.0, 1.0, sequences, tokens), None, 1) for sequences, tokens in ((9, 900), (2, 150)))
     assert (Gain(on, off).sequences, Gain(on, off).tokens) == (7, 750)
+    assert not Gain(on, off).known, "without tiers more might be kept"
+    assert Gain(on, Capacity(off.best, Tried(2.0, 0.0, 3, 200), 1)).known
 
 
 # -- the command ------------------------------------------------------------------------------------
@@ -190,10 +192,26 @@ def test_the_command_finds_that_a_host_gains_something_and_tells_it_in_three_for
     assert gained == told["with_tiers"]["live_tokens"] - told["without_tiers"]["live_tokens"] > 0
     assert f"{gained:+,} tokens" in out
     text = path.read_text()
-    assert f'octavo_effective_capacity_gained_tokens{{model="{told["model"]}"}} {float(gained)}' in text
+    assert f'octavo_effective_capacity_gained_tokens{{model="{told["model"]}",tiers="host"}} {float(gained)}' in text
     assert "# TYPE octavo_effective_capacity_gained_sequences gauge" in text
     assert octavo([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == told, "the same command, the same answer"
+
+
+def test_where_the_device_alone_kept_every_load_nothing_is_told_or_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "capacity.prom"
+    asked = [*FLAGS, "--users", "8", "--requests", "8", "--slo-ttft", "1000", "--host-bytes", "1GB",
+             "--disk-bytes", "1GB", "--effective-capacity"]  # fmt: skip
+    assert octavo([*asked, "--json", "--metrics", str(path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["without_tiers"]["at_least"]
+    assert told["effective_capacity_gained_tokens"] is told["effective_capacity_gained_sequences"] is None
+    assert "# TYPE octavo_effective_capacity_gained_tokens gauge" in path.read_text()
+    assert "{" not in path.read_text()
+    assert octavo(asked) == 0
+    assert "effective capacity gained: not known" in capsys.readouterr().out
 
 
 def test_the_command_takes_users_too(capsys: pytest.CaptureFixture[str]) -> None:

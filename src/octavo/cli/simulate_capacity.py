@@ -76,7 +76,7 @@ def tell_capacity(
     replica: Replica, on: Asked, off: Asked, made: Workload, head: list[str], given: Mapping[str, Any]
 ) -> None:
     """Search, and print what came of it. Raises `ConfigError`."""
-    from octavo.observe.capacity import capacity_text
+    from octavo.observe.capacity import HOST, HOST_AND_DISK, capacity_text
     from octavo.simulate.effective import FURTHEST, Loads, gain_of
 
     users = made.users
@@ -91,8 +91,10 @@ def tell_capacity(
         loads = Loads(made.requests, made.source, min(float(users), most), most, whole=True)
     gain = gain_of(replica, on, off, loads, given["slo_share"])
     if given["metrics"] is not None:
+        tiers = HOST_AND_DISK if on.lower is not None and on.lower.disk_bytes else HOST
+        gained = {tiers: (gain.tokens, gain.sequences)} if gain.known else {}
         try:
-            Path(given["metrics"]).write_bytes(capacity_text(replica.model, gain.tokens, gain.sequences))
+            Path(given["metrics"]).write_bytes(capacity_text(replica.model, gained))
         except OSError as error:
             raise ConfigError("metrics", given["metrics"], f"cannot be written ({error.strerror or error})") from None
     if given["as_json"]:
@@ -116,8 +118,8 @@ def _as_json(gain: Gain, users: bool) -> dict[str, Any]:
         }
 
     return {
-        "effective_capacity_gained_tokens": gain.tokens,
-        "effective_capacity_gained_sequences": gain.sequences,
+        "effective_capacity_gained_tokens": gain.tokens if gain.known else None,
+        "effective_capacity_gained_sequences": gain.sequences if gain.known else None,
         "with_tiers": one(gain.on),
         "without_tiers": one(gain.off),
     }
@@ -136,8 +138,9 @@ def _lines(gain: Gain, promise: float, users: bool) -> list[str]:
         least = "at least " if found.at_least else ""
         cells = (f"{least}{found.sequences:,}", f"{least}{found.tokens:,}")
         lines.append(f"{name:<16}{load:>10}{cells[0]:>14}{cells[1]:>18}{found.best.share:>10.1%}{found.runs:>7}")
-    least = "at least " if gain.on.at_least and not gain.off.at_least else ""
+    if not gain.known:
+        unknown = "not known, since without tiers the largest load was kept as well: give longer conversations, or more"
+        return [*lines, f"effective capacity gained: {unknown}"]
+    least = "at least " if gain.on.at_least else ""
     lines.append(f"effective capacity gained: {least}{gain.tokens:+,} tokens, {least}{gain.sequences:+,} sequences")
-    if gain.off.at_least:
-        lines.append("without tiers the largest load was kept as well: give longer conversations, or more")
     return lines

@@ -71,6 +71,11 @@ class Gain:
     off: Capacity
 
     @property
+    def known(self) -> bool:
+        """Less something that may be more says nothing."""
+        return not self.off.at_least
+
+    @property
     def sequences(self) -> int:
         return self.on.sequences - self.off.sequences
 
