@@ -66,6 +66,7 @@ def test_a_conversation_is_live_from_its_first_request_to_the_end_of_its_last() 
     assert (alive.most_sequences, alive.most_tokens) == (3, 26), "the second turn is the same conversation, 23 by now"
     alive.ended("1", 200)
     assert alive.next_ns() is None
+    assert alive.known == alive.most_sequences == 3
 
 
 def kept_up_to(most: float, seen: list[float] | None = None) -> Callable[[float], Tried]:
@@ -161,6 +162,14 @@ def test_nothing_can_be_gained_by_a_promise_that_is_none() -> None:
             gain_of(replica(20), asked, asked, loads, promise)
     with pytest.raises(ConfigError, match=r"slo_ttft.*give --slo-ttft"):
         gain_of(replica(20), Asked(source=asked.source), asked, loads, 0.9)
+
+
+def test_where_all_that_there_are_were_live_more_might_be() -> None:
+    everybody, fewer = (Tried(1.0, 1.0, 9, 900, everybody=all_of_them) for all_of_them in (True, False))
+    missed = Tried(2.0, 0.1, 9, 900)
+    assert Capacity(everybody, missed, 2).at_least
+    assert not Capacity(fewer, missed, 2).at_least
+    assert not Gain(Capacity(fewer, missed, 2), Capacity(everybody, missed, 2)).known
 
 
 def test_a_gain_is_a_difference() -> None:

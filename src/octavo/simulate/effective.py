@@ -41,6 +41,8 @@ class Tried:
     """Live at once at most."""
     tokens: int
     """The same, positions of text."""
+    everybody: bool = False
+    """All that the workload has were live at once: no load makes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Capacity:
 
     @property
     def at_least(self) -> bool:
-        return self.missed is None
+        """Whether a larger workload, or load, might have shown more."""
+        return self.missed is None or (self.best is not None and self.best.everybody)
 
     @property
     def sequences(self) -> int:
@@ -104,6 +107,8 @@ class Alive:
         self._requests = requests
         self._left = Counter(entry.session for entry in requests if entry.session is not None)
         """Turns of each conversation that have not ended."""
+        self.known = len(self._left) + sum(entry.session is None for entry in requests)
+        """Conversations and lone requests of the workload."""
         self._live: dict[str, int] = {}
         """Tokens of each live conversation, by its session, and of each lone request, by its own name."""
         self._tokens = 0
@@ -149,7 +154,7 @@ def gain_of(replica: Replica, on: Asked, off: Asked, loads: Loads, promise: floa
         alive = Alive(loads.source(load), loads.requests)
         measured, _ = run_once(replica, replace(asked, source=lambda: alive), replica.cost)
         share = measured.good(objectives) / max(1, len(loads.requests))
-        return Tried(load, share, alive.most_sequences, alive.most_tokens)
+        return Tried(load, share, alive.most_sequences, alive.most_tokens, alive.most_sequences == alive.known)
 
     return Gain(*(capacity_of(partial(run, asked), promise, loads) for asked in (on, off)))
 
