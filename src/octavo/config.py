@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from octavo.config_fields import check_fields, parse_bytes
 from octavo.config_fields import option_field as _option
+from octavo.config_used import USUAL, refuse_unused
 from octavo.errors import ConfigError
 
 __all__ = [
@@ -168,11 +169,10 @@ class CacheConfig:
             object.__setattr__(self, "allocation", "contiguous-max")
         if self.reuse != "none" and self.allocation != "paged":
             raise ConfigError("reuse", self.reuse, f"needs paged allocation, not {self.allocation}")
-        if self.prefix_wait_tokens is not None and self.reuse == "none":
-            raise ConfigError("prefix_wait_tokens", self.prefix_wait_tokens, "nothing is shared; use reuse=prefix")
         self._check_tiers()
 
     def _check_tiers(self) -> None:
+        refuse_unused({name: getattr(self, name) for name in USUAL})
         if self.host_bytes and self.allocation != "paged":
             raise ConfigError("host_bytes", self.host_bytes, f"needs paged allocation, not {self.allocation}")
         if (self.disk_path is None) != (self.disk_bytes is None):
@@ -180,13 +180,8 @@ class CacheConfig:
                 "disk_path", self.disk_path, f"goes together with disk_bytes={self.disk_bytes}; give both"
             )
         if self.disk_path is None:
-            for name, value in (
-                ("disk_shared", self.disk_shared),
-                ("disk_bytes_per_second", self.disk_bytes_per_second),
-                ("disk_eviction", self.disk_eviction),
-            ):
-                if value not in (None, False, "lru"):
-                    raise ConfigError(name, value, "needs disk_path and disk_bytes")
+            if self.disk_shared:
+                raise ConfigError("disk_shared", True, "needs disk_path and disk_bytes")
             return
         if not self.host_bytes:
             raise ConfigError(

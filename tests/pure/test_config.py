@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import CacheConfig, Config, options, parse_bytes
+from octavo.config_used import USUAL
 from octavo.errors import ConfigError
 
 
@@ -205,3 +206,32 @@ def test_any_text_is_bytes_or_a_refusal(text: str) -> None:
         assert parse_bytes("x", text) >= 0
     except ConfigError as error:
         assert error.field == "x"  # noqa: PT017 - both outcomes are right
+
+
+BESIDE_REUSE = {"reuse": "prefix", "host_bytes": 1 << 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "beside", "remedy"),
+    [
+        ("placement", "write_through", {"reuse": "prefix"}, "give host_bytes"),
+        ("host_eviction", "cheapest_to_rebuild", {"reuse": "prefix"}, "give host_bytes"),
+        ("transfer_bytes_per_second", 1e9, {"reuse": "prefix"}, "give host_bytes"),
+        ("transfer_timeout", 1.0, {"reuse": "prefix"}, "give host_bytes"),
+        ("disk_bytes_per_second", 1e9, BESIDE_REUSE, "give disk_path and disk_bytes"),
+        ("disk_eviction", "cheapest_to_rebuild", BESIDE_REUSE, "give disk_path and disk_bytes"),
+        ("eviction", "cheapest_to_rebuild", {}, "give reuse=prefix"),
+        ("prefix_wait_tokens", 5, {}, "give reuse=prefix"),
+        ("placement", "drop", {"host_bytes": 1 << 20, "preemption": "offload"}, "give reuse=prefix"),
+    ],
+)
+def test_an_option_that_nothing_would_use_is_refused_with_what_it_needs(
+    name: str, value: Any, beside: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.*{remedy}"):
+        Config.from_kwargs(**beside, **{name: value})
+
+
+def test_what_counts_as_not_asked_is_what_the_options_are_if_not_given() -> None:
+    usual = Config().as_kwargs()
+    assert {name: usual[name] for name in USUAL} == USUAL

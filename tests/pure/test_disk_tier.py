@@ -197,5 +197,5 @@ def test_where_processes_share_a_disk_its_files_go_by_their_last_use_alone(tmp_p
     assert Config.from_kwargs(**asked, disk_eviction="cheapest_to_rebuild").cache.disk_eviction == "cheapest_to_rebuild"
     with pytest.raises(ConfigError, match=r"disk_eviction='cheapest_to_rebuild'.*share go by lru"):
         Config.from_kwargs(**asked, disk_shared=True, disk_eviction="cheapest_to_rebuild")
-    with pytest.raises(ConfigError, match=r"disk_eviction='cheapest_to_rebuild'.*needs disk_path"):
+    with pytest.raises(ConfigError, match=r"disk_eviction='cheapest_to_rebuild'.*give disk_path"):
         Config.from_kwargs(disk_eviction="cheapest_to_rebuild")

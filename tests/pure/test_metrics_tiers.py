@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
 from collections import Counter
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from tests.pure.metrics_by_hand import MODEL, Series, assert_histogram, scraped, total, value
 from tests.pure.metrics_by_hand_tiers import TIERS, Slots, Watched, a_world
+from tests.pure.test_reuse import World
 from tests.pure.tier_worlds import TierWorld, text
 from tests.pure.worlds import ToyWorld
 
 from octavo.memory.keys import KeySpace
+from octavo.memory.nodes import Run
 from octavo.memory.prefix import PrefixDirectory
 from octavo.observe.metadata import directory_bytes
 from octavo.observe.metrics import Metrics
@@ -296,6 +299,49 @@ def test_the_directory_is_weighed_within_a_fifth_of_what_python_takes_for_it() -
         tracemalloc.stop()
         columns = sum(slots.nbytes for tier in directory.keyed_in for slots in tier)
         assert directory_bytes(directory) - columns == pytest.approx(taken, rel=0.2)
+
+
+def test_runs_of_blocks_are_weighed_as_runs_and_stay_runs() -> None:
+    layout, space, per = toy_layout([2], 16), KeySpace("toy", 16), 40
+    for partly in (0, 20):  # of every second run, so many blocks have been found again
+        said = [np.array(text(16, i), dtype=np.int32).tobytes() for i in range(4_000)]
+        root = space.root("")
+        directory = PrefixDirectory(layout.groups, [[2**20 + len(said)]], space)
+        top = directory.root(root)
+        assert top is not None
+        gc.collect()
+        tracemalloc.start()
+        for first in range(0, len(said), per):
+            top.held += 1
+            keys, key = [], top.key
+            for one in said[first : first + per]:
+                key = space.child(key, one)
+                keys.append(key)
+            run, _ = directory.grow(
+                top, keys, b"".join(said[first : first + per]), list(range(2**20 + first, 2**20 + first + per))
+            )
+            assert isinstance(run, Run)
+            if partly and first // per % 2:
+                directory.unfold(run, partly)
+        taken = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        columns = sum(column.nbytes for tier in directory.keyed_in for column in tier)
+        in_runs = directory.in_runs
+        assert directory_bytes(directory) - columns == pytest.approx(taken, rel=0.2)
+        assert in_runs == directory.in_runs == len(said) - len(said) // per // 2 * partly, "weighing unfolds nothing"
+
+
+def test_blocks_in_runs_are_counted_until_there_are_none() -> None:
+    world = World(slabs=12)
+    directory = world.cache.sharing.directory
+    world.core.audit = None  # it looks at all nodes
+    for number in range(4):
+        world.ask(text(30, number), 4)
+        while world.core.has_work:
+            world.events += world.core.step(world.time)
+        assert directory.in_runs == sum(isinstance(one, Run) for one in directory._nodes.values()) > 0
+    world.core.reset_kept(world.time)
+    assert (directory.in_runs, len(directory)) == (0, 0)
 
 
 def test_metadata_grows_with_what_is_kept() -> None:

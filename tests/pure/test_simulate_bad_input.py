@@ -227,9 +227,14 @@ def test_made_requests_refuse_what_cannot_be_made() -> None:
             "--host-bytes 1GB --disk-eviction cheapest_to_rebuild",
             "is of a disk; give --disk-bytes",
         ),
-        ("--host-bytes 1GB --host-eviction nope", "eviction='nope': use one of lru, cheapest_to_rebuild"),
+        (
+            "--reuse prefix --host-bytes 1GB --host-eviction nope",
+            "eviction='nope': use one of lru, cheapest_to_rebuild",
+        ),
         ("--placement nope", "placement='nope': is of a tier below the device"),
-        ("--host-bytes 1GB --placement nope", "placement='nope': use"),
+        ("--reuse prefix --host-bytes 1GB --placement nope", "placement='nope': use"),
+        ("--host-bytes 1GB --preemption offload --placement drop", "placement='drop': is of blocks that are kept"),
+        ("--prefix-wait-tokens 5", "prefix_wait_tokens=5: is of blocks that are kept; give --reuse prefix"),
         ("--eviction cheapest_to_rebuild", "is of blocks that are kept; give --reuse prefix"),
         ("--story chat --requests 5", "requests='given': means nothing to --story chat"),
         ("--story chat --html x.html", "html='given': means nothing"),
@@ -346,3 +351,19 @@ def test_a_device_is_never_busy_for_longer_than_the_run_took(capsys: pytest.Capt
         assert 0.5 < told["steps"]["busy_share"] <= 1.0
         assert sum(told["steps"]["bound_s"].values()) == pytest.approx(told["steps"]["busy_share"] * told["span_s"])
     assert Measured().busy_s == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['[{"id": "a", "conversations": [{"from": "human", "value": "hi"}]}]', '{"id": "a", "conversations": []}\n'],
+    ids=["one list", "lines"],
+)
+def test_conversations_given_as_a_trace_are_called_what_they_are(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sharegpt.json"
+    path.write_text(content)
+    assert octavo(["simulate", *BY_HAND, "--trace", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "ShareGPT" in said
+    assert "--lengths sharegpt" in said

@@ -52,4 +52,7 @@ def _tabled(replica: Replica, folder: Path, ranks: int) -> tuple[Replica, list[s
         tables=tables, layers=geometry.num_layers, hidden_size=geometry.hidden_size, ranks=ranks, link=link,
         host_s=factors.host_s,
     )  # fmt: skip
-    return replace(replica, cost=cost), [f"step costs from kernel timings: {tables.source}"]
+    said = (
+        f"step costs from kernel timings: {tables.source}; they do not say of which device, so see that it is this one"
+    )
+    return replace(replica, cost=cost), [said]

@@ -223,11 +223,7 @@ def _run(given: dict[str, Any], asked_for: set[str]) -> None:
     check_capacity(given, asked_for)
     names = {name: given[name] for name in ("allocation", "batching", "admission", "preemption", "reuse")}
     made = workload(given, asked_for)
-    if given["eviction"] != _USUAL["eviction"] and given["reuse"] == "none":
-        raise ConfigError("eviction", given["eviction"], "is of blocks that are kept; give --reuse prefix")
     wait = given["prefix_wait_tokens"] or tokens_worth_waiting_for(replica.cost)
-    if given["prefix_wait_tokens"] is not None and given["reuse"] == "none":
-        raise ConfigError("prefix_wait_tokens", wait, "nothing is shared; give --reuse prefix")
     trace = None if given["chrome_trace"] is None else ChromeTrace()
     asked = Asked(
         source=made.source,

@@ -25,20 +25,14 @@ def _name(help_text: str) -> Any:
     return Annotated[str, typer.Option(help=help_text, metavar="<name>", rich_help_panel=PANEL)]
 
 
-OF_THE_HOST = {
-    "placement": (_name("drop, write_back, write_through, break_even"), "write_back"),
-    "host_eviction": (_name("lru or cheapest_to_rebuild, of the host"), "lru"),
-    "transfer_bytes_per_second": (_size("that copies between device and host may take a second; no bound"), None),
-}
-OF_THE_DISK = {
-    "disk_eviction": (_name("lru or cheapest_to_rebuild, of the disk"), "lru"),
-    "disk_bytes_per_second": (_size("that copies to and from the disk may take a second; no bound"), None),
-}
 FLAGS = {
     "host_bytes": (_size("a host tier of so much, of one device"), None),
     "disk_bytes": (_size("a disk tier below it"), None),
-    **OF_THE_HOST,
-    **OF_THE_DISK,
+    "placement": (_name("drop, write_back, write_through, break_even"), "write_back"),
+    "host_eviction": (_name("lru or cheapest_to_rebuild, of the host"), "lru"),
+    "transfer_bytes_per_second": (_size("that copies between device and host may take a second; no bound"), None),
+    "disk_eviction": (_name("lru or cheapest_to_rebuild, of the disk"), "lru"),
+    "disk_bytes_per_second": (_size("that copies to and from the disk may take a second; no bound"), None),
 }
 
 with_tier_options = with_options("tiers", FLAGS)
@@ -48,16 +42,15 @@ with_tier_options = with_options("tiers", FLAGS)
 def lower_of(given: Mapping[str, Any]) -> Lower | None:
     """Raises `ConfigError`, also for what means nothing without the tier that it is of."""
     from octavo.config import parse_bytes
+    from octavo.config_used import refuse_unused
     from octavo.simulate.deploy import Lower
 
+    refuse_unused(given, typed=True)
     if given["host_bytes"] is None:
         for name in ("disk_bytes", "preemption"):
             if given[name] not in (None, "recompute"):
                 raise ConfigError(name, given[name], "needs a host tier; give --host-bytes")
-        _require_usual(given, OF_THE_HOST | OF_THE_DISK, "is of a tier below the device; give --host-bytes")
         return None
-    if given["disk_bytes"] is None:
-        _require_usual(given, OF_THE_DISK, "is of a disk; give --disk-bytes")
     disk = 0 if given["disk_bytes"] is None else parse_bytes("disk_bytes", given["disk_bytes"])
     host = parse_bytes("host_bytes", given["host_bytes"])
     return Lower(
@@ -77,9 +70,3 @@ def bounded(replica: Replica, given: Mapping[str, Any]) -> Replica:
             if not bounds[own]:
                 raise ConfigError(name, given[name], "must be above 0 bytes a second")
     return replace(replica, links=replace(replica.links, **bounds)) if bounds else replica
-
-
-def _require_usual(given: Mapping[str, Any], flags: Mapping[str, tuple[Any, Any]], why: str) -> None:
-    for name, (_, usual) in flags.items():
-        if given[name] != usual:
-            raise ConfigError(name, given[name], why)

@@ -116,3 +116,10 @@ def relink(parent: Node, child: Node | Run) -> None:
         parent.only = child
     else:
         parent.children[child.said[:TOKEN_BYTES]][child.key] = child
+
+
+def is_kept(node: Node, tiers: int) -> bool:
+    """Whether every group's state of it is in one of the first so many tiers."""
+    if NO_SLOT not in node.slots:
+        return True
+    return tiers > 1 and all(max(slots) != NO_SLOT for slots in zip(*node.places[:tiers], strict=True))

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from octavo.memory.keys import IDENTIFYING, TOKEN_BYTES, KeySpace, packed, sha256, token_bytes
 from octavo.memory.layout import GroupLayout
-from octavo.memory.nodes import NO_SLOT, Node, Run, link, relink, unlink
+from octavo.memory.nodes import NO_SLOT, Node, Run, is_kept, link, relink, unlink
 from octavo.memory.values import Int32
 
 _SIBLINGS = 16
@@ -76,6 +76,8 @@ class PrefixDirectory:
         """Whether the key of a block is its identity too."""
         self.plain = len(slots) == 1 and self.grows == (True,)
         """One group, of which a block is of use only together with all before it, and one tier."""
+        self.in_runs = 0
+        """Blocks of which there is no node yet."""
         self.changes = 0
         """How often a slot of any tier was given to a node, or taken from one."""
         self.uses = 0
@@ -86,6 +88,11 @@ class PrefixDirectory:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._nodes
+
+    def some(self, most: int) -> list[Node | Run]:
+        """Of the oldest `most` keys and the latest, what stands for them, each once. Unfolds nothing."""
+        values = self._nodes.values()
+        return list({id(one): one for end in (values, reversed(values)) for one in islice(end, most)}.values())
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, roots included, in order of creation."""
@@ -163,9 +170,9 @@ class PrefixDirectory:
     ) -> Match:
         """The match where each block is of use together with all before it: up to the first that some group lacks."""
         count = 0
-        while count < whole and _is_kept(path[count], tiers):
+        while count < whole and is_kept(path[count], tiers):
             count += 1
-        if count == whole and partial is not None and _is_kept(partial, tiers):
+        if count == whole and partial is not None and is_kept(partial, tiers):
             return Match(known, tuple(path[:whole]), partial, limit, known)
         if not count:
             return Match(asked=limit, known=known)
@@ -316,6 +323,7 @@ class PrefixDirectory:
         nodes.update(dict.fromkeys(keys, run))
         at.update(dict.fromkeys(slots, run))
         self._numbers += many
+        self.in_runs += many
         self.changes += many
         self.keyed[0][slots[0] if many == 1 else slots] = True
         return run, many
@@ -335,6 +343,7 @@ class PrefixDirectory:
             nodes[key] = at[slot] = parent = node
             made.append(node)
         relink(run.parent, made[0])
+        self.in_runs -= count
         if count == len(run.keys):
             parent.children_in[0][0] = 0
             parent.held = run.held
@@ -363,6 +372,7 @@ class PrefixDirectory:
             del at[slot]
             del nodes[key]
         self.keyed[0][slots] = False
+        self.in_runs -= count
         self.changes += count
         if not run.slots and not run.parent.kept:
             self.forget_if_bare(run.parent)
@@ -428,13 +438,6 @@ class PrefixDirectory:
             if parent is not None:
                 unlink(parent, at)
             at = parent
-
-
-def _is_kept(node: Node, tiers: int) -> bool:
-    """Whether every group's state of it is in one of the first so many tiers."""
-    if NO_SLOT not in node.slots:
-        return True
-    return tiers > 1 and all(max(slots) != NO_SLOT for slots in zip(*node.places[:tiers], strict=True))
 
 
 def _shared_tokens(one: bytes, other: bytes) -> int:

@@ -101,7 +101,8 @@ def devices_named(name: str, own: tuple[Accelerator, ...] = ()) -> tuple[Acceler
         "device",
         name,
         f"is not known{f'; did you mean {near}?' if near else ''} "
-        "(octavo plan --list-devices prints all; --memory gives the bytes of any other, --device-file adds your own)",
+        "(octavo plan --list-devices prints all; of any other, octavo plan takes the bytes by --memory, or a file "
+        "by --device-file)",
     )
 
 

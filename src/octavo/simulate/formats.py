@@ -26,6 +26,11 @@ from octavo.text_files import read_text
 OnBad = Literal["refuse", "skip"]
 _HASH_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _SHOWN = 5
+_LOOKED_AT = 2**16
+_CONVERSATIONS = (
+    "is of conversations, as ShareGPT's: texts, without lengths or arrivals; --lengths sharegpt draws lengths like "
+    "theirs, or write a line for each request"
+)
 _DATE = re.compile(r"([0-9T: -]+?)(?:\.([0-9]+))?(Z|[+-][0-9]{2}:[0-9]{2})?")
 
 Row = Mapping[str, Any]
@@ -114,6 +119,8 @@ def _rows(text: str, path: str) -> Iterator[tuple[int, Row | _Bad]]:
     begin = text.lstrip()[:1]
     if begin in ("", "["):
         what = "is empty" if not begin else "is one JSON list; write one object a line"
+        if begin and '"conversations"' in text[:_LOOKED_AT]:
+            what = _CONVERSATIONS
         raise ConfigError("trace", path, what)
     if begin == "{":
         for number, line in enumerate(lines, 1):
@@ -248,6 +255,8 @@ def _kind(row: Row, path: str) -> _Kind:
     for kind in KINDS:
         if all(column in row for column in kind.columns):
             return kind
+    if "conversations" in row:
+        raise ConfigError("trace", path, _CONVERSATIONS)
     known = "; ".join(f"{kind.name}: {', '.join(kind.columns)}" for kind in KINDS)
     raise ConfigError("trace", path, f"has columns {', '.join(sorted(row))[:200]}, of no known kind ({known})")
 
