@@ -22,7 +22,15 @@ SOURCE = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCE / "octavo"
 
 PURE = ("geometry", "memory", "policy", "scheduling", "cost", "simulate", "planner")
-PURE_FILES = ("errors.py", "config.py", "config_fields.py", "deployment.py", "deciding.py", "text_files.py")
+PURE_FILES = (
+    "errors.py",
+    "config.py",
+    "config_fields.py",
+    "config_used.py",
+    "deployment.py",
+    "deciding.py",
+    "text_files.py",
+)
 """Top-level modules that the core reads; as pure as the core itself."""
 
 MAY_IMPORT_TORCH = {"runtime", "models", "kernels"}
