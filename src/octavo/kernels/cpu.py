@@ -18,6 +18,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.kernels.interface import AttentionRule, AttentionStep, Pages
+from octavo.kernels.settled import settled
 from octavo.memory.layout import BlockOrder
 
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -190,6 +191,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     """[tokens, heads, dim] with the elements of a row side by side."""
     if tensor.device.type != "cpu":
         raise ConfigError("attention_backend", "cpu", f"its kernels do not read tensors on {tensor.device}")
+    tensor = settled(tensor)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

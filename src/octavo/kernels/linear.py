@@ -16,6 +16,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import load_native
+from octavo.kernels.settled import settled
 
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.int4: 5}
 _ROWS = (torch.float32, torch.bfloat16, torch.float16)
@@ -169,6 +170,7 @@ class PackedLinear:
         if x.device.type != "cpu" or x.dtype not in _ROWS or x.shape[-1] != self.in_features:
             wanted = f"must be [..., {self.in_features}] in float32, bfloat16 or float16 on the CPU"
             raise ConfigError("x", (tuple(x.shape), x.dtype, str(x.device)), wanted)
+        x = settled(x)
         rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         return rows if rows.stride(1) == 1 else rows.contiguous()
 

@@ -27,6 +27,7 @@ from octavo.models.fused_parts import LayerParts, NotRecognised, read_layer
 from octavo.models.fused_run import FusedRun, LayerPrograms
 from octavo.models.fused_stack import Stack, difference, read_stack
 from octavo.models.fused_watch import LayerSeen, Watched, watch, watched_cache
+from octavo.models.plain import more_inside
 
 FUSED = "octavo_fused"
 """The attribute of a model under which its fused layers are kept."""
@@ -108,8 +109,8 @@ def fuse(
         try:
             likely = likely if known is None else known[number]
             made = _fused(seen, watched, backend, tables, likely, tried=known is not None)
-        except NotRecognised as why:
-            fusion.reasons[number] = str(why)
+        except Exception as why:  # noqa: BLE001 - the layer has not been touched, and runs as it always did
+            fusion.reasons[number] = _reason(why)
             continue
         likely = made.wiring
         fusion.layers[number] = made
@@ -120,11 +121,17 @@ def fuse(
     if len(fusion.layers) == fusion.count:
         try:
             fusion.stack = (_stack if known is None else _known_stack)(model, fusion.layers, watched, backend, tables)
-        except NotRecognised as why:
-            fusion.outside = str(why)
+        except KnownDiffers:
+            raise
+        except Exception as why:  # noqa: BLE001 - Transformers' forward still runs around the layers
+            fusion.outside = _reason(why)
     if known is not None and fusion.stack is None:
         raise KnownDiffers(str(fusion))
     return fusion
+
+
+def _reason(why: Exception) -> str:
+    return str(why) if isinstance(why, NotRecognised) else f"it could not be read ({type(why).__name__}: {why})"[:200]
 
 
 def _stack(
@@ -231,7 +238,7 @@ def _fused(
     Raises `NotRecognised` where there is none.
     """
     steps = len(watched.steps)
-    if not seen.plain or len(seen.inputs) != steps or seen.module._forward_hooks or seen.module._forward_pre_hooks:
+    if not seen.plain or len(seen.inputs) != steps:
         raise NotRecognised("it is not called with rows and gives rows")
     if len(seen.rules) != steps or len(seen.stored) != steps or len(set(seen.stored)) != 1:
         raise NotRecognised("it does not store and attend once a step")
@@ -240,7 +247,12 @@ def _fused(
     dtype = seen.inputs[0].dtype
     if dtype not in _TOLERANCE or pages.k.dtype is not dtype:
         raise NotRecognised(f"its rows are {dtype}")
-    parts = read_layer(seen.module, seen.called, heads, int(seen.inputs[0].shape[-1]))
+    try:
+        parts = read_layer(seen.module, seen.called, heads, int(seen.inputs[0].shape[-1]))
+    except NotRecognised as why:  # what is put on a module hides what it is
+        raise NotRecognised(more_inside(seen.module) or str(why)) from why
+    if (more := more_inside(seen.module, but=parts.mlp_module if parts.mlp is None else None)) is not None:
+        raise NotRecognised(more)
     tables_given = seen.tables(0)
     wirings = list(candidates(parts, heads[2], 0 if tables_given is None else int(tables_given[0].shape[-1])))
     if not wirings:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from octavo.kernels.layer import Act, NormWeights
+from octavo.models.plain import more_inside, more_than_weights
 
 _EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 _ATTENTION = ("self_attn", "attention", "attn")
@@ -150,12 +151,12 @@ def _weight(module: nn.Linear | Conv1D) -> torch.Tensor:
 
 def _require_plain(module: Any, name: str) -> nn.Linear | Conv1D:
     linear = getattr(module, name, None)
+    if isinstance(linear, nn.Module) and (more := more_than_weights(linear)) is not None:
+        raise NotRecognised(f"{name} {more}")
     if type(linear) not in (nn.Linear, Conv1D) or type(linear.weight) is not nn.Parameter:
         raise NotRecognised(f"{name} is no plain linear layer")
     if linear.weight.device.type != "cpu" or linear.weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise NotRecognised(f"{name} is {linear.weight.dtype} on {linear.weight.device}")
-    if linear._forward_hooks or linear._forward_pre_hooks:
-        raise NotRecognised(f"{name} has hooks")
     return linear
 
 
@@ -212,7 +213,7 @@ def _head_norm(module: nn.Module | None, heads: int, dim: int) -> NormWeights:
 def _read_mlp(module: nn.Module) -> MlpParts | None:
     act = _activation(module)
     try:
-        if act is None:
+        if act is None or more_inside(module) is not None:
             return None
         if hasattr(module, "gate_proj"):
             inner = _matrix(_require_plain(module, "gate_proj"), _require_plain(module, "up_proj"))
@@ -253,6 +254,8 @@ def read_norm(module: nn.Module, width: int | None = None) -> NormWeights | None
     if weight is None:
         weight = None if width is None else torch.ones(width)
     if not isinstance(weight, torch.Tensor) or weight.dim() not in (1, 2) or not weight.is_floating_point():
+        return None
+    if more_than_weights(module) is not None:
         return None
     dtype = weight.dtype if isinstance(getattr(module, "weight", None), torch.Tensor) else torch.get_default_dtype()
     generator = torch.Generator().manual_seed(7)

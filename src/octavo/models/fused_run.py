@@ -16,6 +16,7 @@ from octavo.errors import ModelError
 from octavo.kernels.cpu import NativeAttention, load_native
 from octavo.kernels.interface import AttentionRule, AttentionStep, Pages
 from octavo.kernels.layer import NUMBERS, NormWeights, Program
+from octavo.kernels.settled import settled
 from octavo.models.fused_layer import FusedLayer
 from octavo.models.fused_stack import Stack
 
@@ -181,7 +182,7 @@ class FusedRun:
         layer = programs.layers[number]
         if layer.wiring.rotary and layer.table not in self._tables:
             self._turn_by(layer.table, tables)
-        hidden = hidden.contiguous()
+        hidden = settled(hidden).contiguous()
         handed = self._handed
         place = programs.place[number]
         kept = (0, 0) if keep is None else _address(keep)
@@ -192,7 +193,7 @@ class FusedRun:
             given = handed[:, : out.shape[1]] if layer.hands_on and handed is not None else out
             made = layer.module(given)
             made = made[0] if isinstance(made, tuple) else made
-            self._add(out, made.contiguous(), layer.last_norm, layer.parts.multiplier)
+            self._add(out, settled(made).contiguous(), layer.last_norm, layer.parts.multiplier)
         return out
 
     def turn_all(self, whole: Stack, positions: torch.Tensor) -> None:
@@ -214,7 +215,7 @@ class FusedRun:
             if programs.layers[first].module is not None:
                 hidden = self.layer(first, hidden, None, keep if ends else None)
                 continue
-            hidden = hidden.contiguous()
+            hidden = settled(hidden).contiguous()
             kept = _address(keep) if ends else (0, 0)
             programs.stack.run(first, last, self._told, hidden.data_ptr(), out.data_ptr(), 0, *kept)
             hidden = out

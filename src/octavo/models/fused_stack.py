@@ -19,8 +19,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from octavo.kernels.layer import NormWeights
+from octavo.kernels.settled import settled
 from octavo.models.fused_parts import NotRecognised, read_norm
 from octavo.models.fused_watch import RotaryCall, Watched
+from octavo.models.plain import more_than_weights
 
 _LAST_NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "final_norm", "layer_norm")
 _OFFSETS = (0, 2)
@@ -82,7 +84,7 @@ class Stack:
         module: Any = self.model.get_output_embeddings()
         packed = getattr(module, "packed", None)
         if packed is None:
-            logits = module(rows).float()
+            logits = settled(module(rows)).float()
         else:
             _tell(module, {})
             packed.into(rows, out)
@@ -118,6 +120,9 @@ def read_stack(model: PreTrainedModel, watched: Watched, numbers: dict[int, torc
     base: Any = model.base_model
     holder = next((m for m in (base, getattr(base, "decoder", None)) if m is not None and _norm_of(m)), None)
     module = None if holder is None else _norm_of(holder)
+    for one in (model, base, holder, module, *dict.fromkeys(call.module for call in watched.rotary)):
+        if one is not None and (more := more_than_weights(one)) is not None:
+            raise NotRecognised(f"{type(one).__name__} {more}")
     hidden = int(watched.layers[0].inputs[0].shape[-1])
     norm = None if module is None else read_norm(module, hidden)
     head = model.get_output_embeddings()

@@ -14,7 +14,7 @@ import ctypes
 import gc
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn.functional import linear
 
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.linear import PackedLinear
+from octavo.models.plain import more_than_weights
 
 CHECKED_ROWS = 3
 CHECKED_OUTPUTS = 64
@@ -85,6 +86,8 @@ class Packing:
     """Whether a tiny model of the same class went through its trial with packed layers."""
     leave: tuple[str, ...] = ()
     """Kinds of modules (paths without numbers) that a forward pass reads by itself."""
+    left: dict[str, str] = field(default_factory=dict)
+    """What is more than its weights, by the kind of module."""
 
     def try_on(self, tiny: nn.Module) -> None:
         """Pack a tiny model in the type it has; `learn` from it after its trial."""
@@ -102,15 +105,19 @@ class Packing:
             return "torch", "no tiny model of this architecture could be tried with packed layers"
         self.apply(model)
         count = sum(1 for _ in packed_matrices(model))
+        left = "".join(f"; {kind} left as it is: it {more}" for kind, more in self.left.items())
         if not count:
-            return "torch", "this model has no linear layer that can be packed"
-        return "native", f"{why}; {count} matrices packed"
+            return "torch", f"this model has no linear layer that can be packed{left}"
+        return "native", f"{why}; {count} matrices packed{left}"
 
     def apply(self, model: Any) -> None:
         """Replace every plain linear layer whose weight no other module holds, the tied embedding's apart."""
         holders = _holders(model)
         for name, module in list(model.named_modules()):
-            if type(module) is not nn.Linear or not self._may_pack(name, module):
+            more = more_than_weights(module) if isinstance(module, (nn.Linear, nn.Embedding)) else None
+            if more is not None:
+                self.left[kind_of(name)] = more
+            if more is not None or type(module) is not nn.Linear or not self._may_pack(name, module):
                 continue
             sharing = [other for other in holders[module.weight.data_ptr()] if other != name]
             embedding = self._tied(model, sharing)
@@ -123,11 +130,10 @@ class Packing:
         _give_back_memory()
 
     def _may_pack(self, name: str, module: nn.Linear) -> bool:
-        plain = type(module.weight) is nn.Parameter  # a shard of a matrix, for one, is of another type
+        plain = type(module.weight) is nn.Parameter
         plain = plain and module.weight.device.type == "cpu" and module.weight.dtype in TOLERANCE
-        hooked = module._forward_hooks or module._forward_pre_hooks
         own = name.rpartition(".")[2]
-        return plain and not hooked and kind_of(name) not in self.leave and own not in READ_DIRECTLY
+        return plain and kind_of(name) not in self.leave and own not in READ_DIRECTLY
 
     def _tied(self, model: Any, sharing: list[str]) -> nn.Embedding | None:
         """The embedding that alone shares a weight, if it is a plain one that may be replaced."""
@@ -135,7 +141,7 @@ class Packing:
             return None
         module = model.get_submodule(sharing[0])
         plain = type(module) is nn.Embedding and module.max_norm is None
-        return module if plain and not module._forward_hooks else None
+        return module if plain and more_than_weights(module) is None else None
 
     def _pack(self, name: str, module: nn.Linear) -> PackedLinear:
         packed = PackedLinear([module.weight], [module.bias], instruction_set=self.instruction_set)

@@ -238,8 +238,15 @@ def _load_gguf(checkpoint: Checkpoint, asked: _Asked, tell: Progress) -> LoadedM
 
 def held_bytes(model: Any) -> int:
     """Bytes of all parameters, buffers and packed matrices, a tied one counted once."""
-    kept = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    held = (_on_this_rank(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    kept = {tensor.data_ptr(): tensor.nbytes for tensor in held}
     return sum(kept.values()) + sum(packed.nbytes for packed in packed_matrices(model))
+
+
+def _on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """What lies here of a shard, which has no address of its own."""
+    local = getattr(tensor, "to_local", None)
+    return tensor if local is None else local()
 
 
 def _tokenizer(checkpoint: Checkpoint, asked: _Asked) -> Any | None:
