@@ -59,13 +59,6 @@ class Terminal:
             if not self._receive(left):
                 raise AssertionError(f"the program ended before {wanted!r}; there is {new[-2000:]!r}")
 
-    def shows(self, wanted: str, patience_s: float) -> bool:
-        """Whether a text appears meanwhile; it is still there to be waited for."""
-        end = time.monotonic() + patience_s
-        while wanted not in self.text[self._read :] and (left := end - time.monotonic()) > 0:
-            self._receive(left)
-        return wanted in self.text[self._read :]
-
     def wait(self, patience_s: float = PATIENCE_S) -> int:
         """Read to the end; returns the exit code."""
         while self._receive(patience_s):
