@@ -16,10 +16,14 @@ from collections.abc import Sequence
 
 PATIENCE_S = 60.0
 CTRL_C, CTRL_D = "\x03", "\x04"
-_TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-)
-"""Ctrl-C reaches a program only from its controlling terminal."""
+_TAKE_TERMINAL = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Ctrl-C reaches a program only from its controlling terminal, and is lost where a shell has put the tests in the
+background and had them ignore it."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
