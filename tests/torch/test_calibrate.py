@@ -211,7 +211,10 @@ def test_a_model_is_calibrated_into_a_file_and_simulated_from_it(
     assert told.machine["cores"] == machine_fields()["cores"]
     assert told.engine["slabs"] == 200
     assert told.about["processes"] == 2
-    assert told.errors["processes_apart"] >= 0
+    # Where memory has two speeds, all steps of one of the two may have been measured at the other one, and be left out.
+    fitted = told.about["processes_fitted"]
+    assert fitted == 2 or told.about["steps_left_out"] > 0
+    assert ("processes_apart" in told.errors) == (fitted == 2)
     cost = FittedCost(told)
     shape = StepShape.decode([50] * 8)
     assert 1e-5 < cost.step_seconds(shape) < 10

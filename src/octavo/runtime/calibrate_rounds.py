@@ -129,6 +129,7 @@ def calibration_from(
         about={
             "steps": len(samples),
             "scenes": len({sample.scene for sample in samples}),
+            "processes_fitted": len({sample.process for sample in samples}),
             "most_chunks": max(shape.chunks for shape in shapes),
             "most_tokens": max(shape.tokens for shape in shapes),
             "most_context_tokens": max(shape.context_tokens for shape in shapes),
