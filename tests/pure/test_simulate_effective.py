@@ -237,7 +237,8 @@ def test_the_command_takes_users_too(capsys: pytest.CaptureFixture[str]) -> None
         ([*SESSIONS, "--effective-capacity"], "effective_capacity=True: is what tiers below the device gain"),
         ([*SESSIONS, "--slo-share", "0.5"], "slo_share=0.5: is of a search; give --effective-capacity"),
         ([*SESSIONS, "--metrics", "m"], "metrics='m': is of a search"),
-        ([*SESSIONS, "--host-bytes", "1GB", "--effective-capacity", "--html", "x"], "html='x': shows one run"),
+        ([*SESSIONS, "--host-bytes", "1GB", "--effective-capacity", "--html", "x"], "html='x': is of one run"),
+        ([*SESSIONS, "--host-bytes", "1GB", "--effective-capacity", "--price", "2"], "price='2': is of one run"),
         (["--host-bytes", "1GB", "--effective-capacity", "--rate", "inf"], "all requests come at once, at any load"),
         (
             [*SESSIONS, "--host-bytes", "1GB", "--effective-capacity", "--slo-share", "2"],

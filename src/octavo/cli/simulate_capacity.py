@@ -54,8 +54,8 @@ _FLAGS = {
 with_capacity_options = with_options("capacity", _FLAGS)
 """A command that has these flags and receives those that were given as `capacity`."""
 
-_ONE_RUN = ("html", "chrome_trace")
-"""What shows a single run."""
+_ONE_RUN = ("html", "chrome_trace", "price")
+"""What shows, or prices, a single run."""
 
 
 def check_capacity(given: Mapping[str, Any], asked: AbstractSet[str]) -> None:
@@ -69,7 +69,7 @@ def check_capacity(given: Mapping[str, Any], asked: AbstractSet[str]) -> None:
         raise ConfigError("effective_capacity", True, "is what tiers below the device gain; give --host-bytes")
     for name in _ONE_RUN:
         if given[name] is not None:
-            raise ConfigError(name, given[name], "shows one run, and --effective-capacity makes many; leave it out")
+            raise ConfigError(name, given[name], "is of one run, and --effective-capacity makes many; leave it out")
 
 
 def tell_capacity(
