@@ -229,7 +229,11 @@ def test_made_requests_refuse_what_cannot_be_made() -> None:
         ),
         (
             "--reuse prefix --host-bytes 1GB --host-eviction nope",
-            "eviction='nope': use one of lru, cheapest_to_rebuild",
+            "error: host_eviction='nope': use one of lru, cheapest_to_rebuild",
+        ),
+        (
+            "--reuse prefix --host-bytes 1GB --disk-bytes 1GB --disk-eviction no",
+            "error: disk_eviction='no': use one of lru, cheapest_to_rebuild",
         ),
         ("--placement nope", "placement='nope': is of a tier below the device"),
         ("--reuse prefix --host-bytes 1GB --placement nope", "placement='nope': use"),

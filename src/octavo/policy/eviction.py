@@ -164,7 +164,8 @@ EVICTIONS: dict[str, type[LeastRecentlyUsed | CheapestToRebuild]] = {
 }
 
 
-def eviction_named(name: str) -> Eviction:
+def eviction_named(name: str, *, field: str = "eviction") -> Eviction:
+    """Raises `ConfigError` for `field`."""
     if name not in EVICTIONS:
-        raise ConfigError("eviction", name, f"use one of {', '.join(EVICTIONS)}")
+        raise ConfigError(field, name, f"use one of {', '.join(EVICTIONS)}")
     return EVICTIONS[name]()

@@ -59,6 +59,8 @@ class Lower:
             raise ConfigError("host_bytes", self.host_bytes, "must be above 0 bytes")
         if self.disk_bytes < 0:
             raise ConfigError("disk_bytes", self.disk_bytes, "must be at least 0 bytes")
+        for name in ("host_eviction", "disk_eviction"):
+            eviction_named(getattr(self, name), field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
